@@ -1,0 +1,179 @@
+"""The nouns that flow through a step. Every stage takes and returns these and nothing else.
+
+    Prompt -> Request -> Completion -> Rollout -> (advantages) -> TrainingRow -> Batch
+
+Dimensions: P prompts (groups), S sequences (rollouts), T packed tokens, V vocabulary, L padded length.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Prompt:
+    """One problem of the data set."""
+
+    id: str
+    """Unique in the data set and stable between runs; never shared by train and evaluation."""
+    index: int
+    """Position in the data set, 0..len-1."""
+    question: str
+    """What the user asks, as text: embedded for retrieval, shown in samples and in seeded prompts."""
+    token_ids: tuple[int, ...]
+    """The rendered prompt, exactly what the engine gets."""
+    answer: Any
+    """Gold answer, as the reward wants it."""
+    messages: Any = None
+    """Chat messages (list of dicts) or the text the prompt was rendered from."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """All other columns of the data set; handed to rewards by name."""
+    tier: str = ""
+    """Difficulty label, where the data has one; metrics are also given per tier."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Exemplar:
+    """A verified success of the policy, shown to it again as a worked example."""
+
+    prompt_id: str
+    question: str
+    response: str
+    """Decoded without special tokens."""
+    num_tokens: int
+    step: int
+    """Training step that produced it."""
+    similarity: float = 1.0
+    """Cosine to the question it was retrieved for."""
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Request:
+    """One rollout to generate."""
+
+    id: int
+    """Unique in the life of an engine."""
+    group: int
+    """Position of the prompt in the step, 0..P-1."""
+    sample_index: int
+    """0.. within the group; with seed, step and prompt it fixes the random numbers."""
+    prompt_ids: tuple[int, ...]
+    """What the engine gets: the prompt, or the prompt behind worked examples."""
+    seed: int
+    """Of this request alone: the tokens do not depend on what else is in the batch."""
+    max_tokens: int
+    is_seeded: bool = False
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Completion:
+    """What an engine returns for one request."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    """[L] sampled ids, the EOS included when one was sampled; may be empty."""
+    logprobs: np.ndarray
+    """[L] float32, nats, of the sampled ids under logits / temperature."""
+    finish_reason: FinishReason
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Sampling:
+    """How an engine samples; the same for all requests of a run. No top-k, top-p or penalties: a
+    truncated distribution would not be the one that the trainer computes."""
+
+    temperature: float
+    eos_token_ids: frozenset[int]
+    """All ids that end a response: the generation config's and the tokenizer's."""
+
+
+class Engine(Protocol):
+    """Rolls out requests with the current policy. Streaming engines return completions one by one;
+    batch engines return a whole batch from one step()."""
+
+    is_streaming: bool
+    """True where a slot freed by a finished request can be refilled while others go on."""
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+    def step(self) -> list[Completion]: ...
+    def free_slots(self) -> int: ...
+    def num_steps(self) -> int: ...
+    def load_weights(self, state_dict: Iterable[tuple[str, torch.Tensor]]) -> None: ...
+    def sleep(self) -> None: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class Verdict:
+    """What the verifier says of one completion."""
+
+    reward: float
+    """NaN = unscored (not applicable, or the verifier failed)."""
+    solved: bool
+    """Reward reached full_reward."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Reward of each function by name, before weights."""
+    error: str | None = None
+    """Set when the verifier itself failed: timed out or died. Never set by a wrong answer."""
+    extracted: str | None = None
+    """Final answer in canonical form, where the reward extracts one; cons@k votes on it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Rollout:
+    """A completion with its verdict."""
+
+    prompt: Prompt
+    completion: Completion
+    verdict: Verdict
+    exemplars: tuple[Exemplar, ...] = ()
+    """The worked examples it saw, where it was seeded."""
+    round_index: int = 0
+    """Planner round that asked for it; 0 is the base."""
+    finish_order: int = 0
+    """Order of completion within the step."""
+
+    @property
+    def is_seeded(self) -> bool:
+        return self.completion.request.is_seeded
+
+    @property
+    def is_truncated(self) -> bool:
+        return self.completion.finish_reason == "length"
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion.token_ids)
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainingRow:
+    """A rollout as the loss sees it."""
+
+    group: int
+    prompt_ids: tuple[int, ...]
+    """The prompt trained under: the original, or the seeded one."""
+    response_ids: tuple[int, ...]
+    advantage: float
+    token_weight: float = 1.0
+    """Row weight w of loss.group_weight."""
+    sampler_logprobs: np.ndarray | None = None
+    """[L] float32, nats; None where the prompt was swapped, so that no mismatch can be measured."""
+    old_logprobs: np.ndarray | None = None
+    """[L] float32, nats; None where the loss needs none (one update per batch)."""
+    reference_logprobs: np.ndarray | None = None
+    """[L] float32, nats; None without KL."""
+    token_advantages: np.ndarray | None = None
+    """[L] float32; None where the advantage is the same for all tokens."""
+    is_shaped: bool = False
+    """Weighted by p / (p + 0.1) per token without clip (icl.train_prompt = "original_shaped")."""
+
+
+RewardFunction = Callable[..., "list[float | None]"]
+"""f(prompts, completions, completion_ids=None, **columns) -> list of float or None, as in TRL."""
