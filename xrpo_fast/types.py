@@ -1,6 +1,6 @@
 """The nouns that flow through a step. Every stage takes and returns these and nothing else.
 
-    Prompt -> Request -> Completion -> Rollout -> (advantages) -> TrainingRow -> Batch
+    Prompt -> Request -> Completion -> Rollout -> (advantages) -> TrainingRow -> MiniBatch -> MicroBatch
 
 Dimensions: P prompts (groups), S sequences (rollouts), T packed tokens, V vocabulary, L padded length.
 """
@@ -98,6 +98,8 @@ class Engine(Protocol):
 
     is_streaming: bool
     """True where a slot freed by a finished request can be refilled while others go on."""
+    num_slots: int
+    """Rollouts that run at once."""
 
     def submit(self, requests: Sequence[Request]) -> None: ...
     def step(self) -> list[Completion]: ...
@@ -173,6 +175,48 @@ class TrainingRow:
     """[L] float32; None where the advantage is the same for all tokens."""
     is_shaped: bool = False
     """Weighted by p / (p + 0.1) per token without clip (icl.train_prompt = "original_shaped")."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MiniBatch:
+    """The rows of one optimizer update."""
+
+    rows: list[TrainingRow]
+    """Those that carry gradient."""
+    num_rows: float
+    """Sum of the row weights over all rows, those without gradient included."""
+    num_tokens: float
+    """Sum of row weight times length, likewise."""
+
+
+@dataclass(kw_only=True, slots=True)
+class MicroBatch:
+    """Rows of similar length, padded on the right, with their scored tokens packed: B rows."""
+
+    input_ids: torch.Tensor
+    """(B, L) int64."""
+    attention_mask: torch.Tensor
+    """(B, L) int64, 1 on real tokens: by length, never by id."""
+    positions: torch.Tensor
+    """(T,) int64 into the flattened (B L): the position whose output predicts the token."""
+    labels: torch.Tensor
+    """(T,) int64, the response tokens."""
+    row_index: torch.Tensor
+    """(T,) int64, row of each scored token."""
+    lengths: torch.Tensor
+    """(B,) float32, scored tokens of each row."""
+    row_weights: torch.Tensor
+    """(B,) float32."""
+    advantages: torch.Tensor
+    """(T,) float32."""
+    old_logprobs: torch.Tensor | None
+    """(T,) float32, nats; None where the forward itself is the old policy."""
+    sampler_logprobs: torch.Tensor
+    """(T,) float32, nats; NaN where the prompt was swapped and there are none."""
+    reference_logprobs: torch.Tensor | None
+    """(T,) float32, nats."""
+    is_shaped: torch.Tensor | None
+    """(T,) bool."""
 
 
 RewardFunction = Callable[..., "list[float | None]"]

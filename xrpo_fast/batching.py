@@ -1,0 +1,115 @@
+"""Rollouts' rows -> mini-batches (one update each) -> micro-batches (one forward and backward each).
+
+A mini-batch is cut by prompt, before any row is left out; its denominators count all its rows. Rows
+that carry no gradient then never enter a micro-batch, and no cut into micro-batches changes the
+loss. Dimensions: B rows of a micro-batch, L padded length, T scored tokens.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xrpo_fast.types import MicroBatch, MiniBatch, TrainingRow
+
+
+def cut_mini_batches(
+    rows: Sequence[TrainingRow], num_groups: int, num_updates: int, *, keep_all: bool
+) -> list[MiniBatch]:
+    """Mini-batches of num_groups / num_updates prompts each, as even as whole prompts allow.
+
+    Args:
+        rows: all rows of the step, in any order; a row's group is its prompt's position.
+        keep_all: keep rows of zero advantage too: they have gradient when there is a KL term.
+    """
+    num_updates = min(num_updates, num_groups)
+    edges = [round(i * num_groups / num_updates) for i in range(num_updates + 1)]
+    batches = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        inside = [row for row in rows if low <= row.group < high]
+        batches.append(
+            MiniBatch(
+                rows=[row for row in inside if carries_gradient(row, keep_all)],
+                num_rows=sum(row.token_weight for row in inside),
+                num_tokens=sum(row.token_weight * len(row.response_ids) for row in inside),
+            )
+        )
+    return batches
+
+
+def carries_gradient(row: TrainingRow, keep_all: bool) -> bool:
+    """False for empty, weightless and zero-advantage rows: their gradient is exactly zero."""
+    if not row.response_ids or row.token_weight == 0:
+        return False
+    has_signal = row.advantage != 0 or row.token_advantages is not None
+    return keep_all or has_signal
+
+
+def cut_micro_batches(rows: Sequence[TrainingRow], max_padded_tokens: int) -> list[list[int]]:
+    """Indices of rows, sorted by length and packed so that B times L stays within the budget.
+
+    A single row longer than the budget is a micro-batch of its own.
+    """
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
+    batches: list[list[int]] = []
+    for i in order:
+        # The first row of a batch is its longest.
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= max_padded_tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def collate(rows: Sequence[TrainingRow], *, pad_token_id: int, device: torch.device) -> MicroBatch:
+    """Rows as one padded micro-batch on the device, in one transfer per field."""
+    num_rows = len(rows)
+    ends = np.array([len(row.prompt_ids) + len(row.response_ids) for row in rows])
+    counts = np.array([len(row.response_ids) for row in rows])
+    width = int(ends.max())
+    input_ids = np.full((num_rows, width), pad_token_id, dtype=np.int64)
+    for i, row in enumerate(rows):
+        input_ids[i, : ends[i]] = row.prompt_ids + row.response_ids
+    row_index = np.repeat(np.arange(num_rows), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    token_positions = np.repeat(ends - counts, counts) + within
+    flat = row_index * width + token_positions
+
+    def packed(fields: list[np.ndarray | None]) -> Tensor | None:
+        if all(field is None for field in fields):
+            return None
+        filled = [
+            np.full(count, np.nan, np.float32) if field is None else field
+            for field, count in zip(fields, counts, strict=True)
+        ]
+        return to_device(np.concatenate(filled).astype(np.float32, copy=False))
+
+    def to_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    advantages = [
+        np.full(count, row.advantage, np.float32)
+        if row.token_advantages is None
+        else row.token_advantages
+        for row, count in zip(rows, counts, strict=True)
+    ]
+    sampler = packed([row.sampler_logprobs for row in rows])
+    shaped = np.repeat(np.array([row.is_shaped for row in rows]), counts)
+    return MicroBatch(
+        input_ids=to_device(input_ids),
+        attention_mask=to_device((np.arange(width) < ends[:, None]).astype(np.int64)),
+        positions=to_device(flat - 1),
+        labels=to_device(input_ids.reshape(-1)[flat]),
+        row_index=to_device(row_index),
+        lengths=to_device(counts.astype(np.float32)),
+        row_weights=to_device(np.array([row.token_weight for row in rows], dtype=np.float32)),
+        advantages=to_device(np.concatenate(advantages)),
+        old_logprobs=packed([row.old_logprobs for row in rows]),
+        sampler_logprobs=sampler
+        if sampler is not None
+        else to_device(np.full(len(flat), np.nan, np.float32)),
+        reference_logprobs=packed([row.reference_logprobs for row in rows]),
+        is_shaped=to_device(shaped) if shaped.any() else None,
+    )

@@ -1,0 +1,192 @@
+"""The model being trained: loading, log-probs of a micro-batch, weights for the engine.
+
+Master weights are float32 (AdamW at 1e-6 is below bfloat16's resolution); compute and hand-over may
+be bfloat16. Dimensions: B rows, L padded length, T scored tokens, D width, V vocabulary.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from xrpo_fast.config import ModelConfig
+from xrpo_fast.ops import TokenLogprobs, linear_token_logprobs, token_logprobs
+from xrpo_fast.types import MicroBatch
+
+MAX_LOGITS_BYTES = 256 * 2**20
+"""Logits up to this size are kept for the backward pass; larger ones are recomputed in chunks."""
+
+BUILTIN_MODEL = "builtin:symbols"
+
+
+class ModelError(ValueError):
+    """The model or its tokenizer cannot be used; the message says why. Exit code 2."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Policy:
+    """A causal language model of Hugging Face form, its tokenizer and how it is computed."""
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    compute_dtype: torch.dtype
+    temperature: float
+    path: str
+    """Folder or id that the weights came from; engines read the architecture there."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a response: the generation config's and the tokenizer's."""
+        ids = self.model.generation_config.eos_token_id
+        listed = [ids] if isinstance(ids, int) else list(ids or [])
+        if self.tokenizer.eos_token_id is not None:
+            listed.append(self.tokenizer.eos_token_id)
+        return frozenset(listed)
+
+    @property
+    def pad_token_id(self) -> int:
+        """Filler of padded batches; never looked at, since padding is masked by length."""
+        return self.tokenizer.pad_token_id or 0
+
+    def token_logprobs(self, batch: MicroBatch, *, return_entropy: bool = False) -> TokenLogprobs:
+        """(T,) log-probs of the scored tokens under logits / temperature; differentiable."""
+        with torch.autocast(
+            self.device.type, dtype=self.compute_dtype, enabled=self.compute_dtype != torch.float32
+        ):
+            hidden = self.model.get_decoder()(
+                input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
+            ).last_hidden_state
+            rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions)
+            head = self.model.get_output_embeddings()
+            vocab = head.weight.shape[0]
+            if not has_plain_head(self.model) or 4 * rows.shape[0] * vocab <= MAX_LOGITS_BYTES:
+                logits = self._logits(head, rows)
+                return token_logprobs(
+                    logits,
+                    batch.labels,
+                    temperature=self.temperature,
+                    return_entropy=return_entropy,
+                )
+        return linear_token_logprobs(
+            rows.to(self.compute_dtype),
+            head.weight.to(self.compute_dtype),
+            batch.labels,
+            bias=None if head.bias is None else head.bias.to(self.compute_dtype),
+            temperature=self.temperature,
+            return_entropy=return_entropy,
+        )
+
+    def _logits(self, head: nn.Module, rows: Tensor) -> Tensor:
+        logits = head(rows)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        if cap:
+            logits = cap * torch.tanh(logits / cap)
+        scaling = getattr(self.model.config, "logits_scaling", None)
+        return logits / scaling if scaling else logits
+
+    def engine_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The full state dict, tied heads included: an engine that is not handed the head keeps
+        its old copy and nothing complains."""
+        for name, tensor in self.model.state_dict().items():
+            is_float = tensor.is_floating_point()
+            yield name, tensor.to(dtype) if is_float else tensor
+
+    def num_trainable(self) -> int:
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def frozen_copy(self) -> "Policy":
+        """The policy as it is now, without gradient, weights in the compute dtype."""
+        model = copy.deepcopy(self.model).to(self.compute_dtype).eval().requires_grad_(False)
+        return Policy(
+            model=model,
+            tokenizer=self.tokenizer,
+            device=self.device,
+            compute_dtype=self.compute_dtype,
+            temperature=self.temperature,
+            path=self.path,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Model and tokenizer in Hugging Face format; transformers and vLLM load it as it stands."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
+
+def has_plain_head(model: Any) -> bool:
+    """True where logits are head(hidden) and nothing else, so that they can be cut in chunks."""
+    config = model.config
+    bent = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_scaling", None)
+    return isinstance(model.get_output_embeddings(), nn.Linear) and not bent
+
+
+def load_policy(
+    config: ModelConfig, *, temperature: float, device: torch.device, weights: Path | None = None
+) -> Policy:
+    """The policy of the config; `weights` is a checkpoint's folder to read them from instead.
+
+    Raises:
+        ModelError: the folder or id does not hold a causal language model with a tokenizer.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = str(weights) if weights else model_path(config.path)
+    options = {"trust_remote_code": config.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
+            f"{config.path!r}: {error}"
+        ) from None
+    model.to(device)
+    turn_dropout_off(model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+    else:
+        model.eval()
+    policy = Policy(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        compute_dtype=compute_dtype(config.compute_dtype, device),
+        temperature=temperature,
+        path=path,
+    )
+    if not policy.eos_token_ids:
+        raise ModelError(
+            f"model.path: expected an end-of-sequence token in the tokenizer or the generation "
+            f"config of {config.path!r}, got none; responses would never end"
+        )
+    return policy
+
+
+def model_path(path: str) -> str:
+    """Folder of the built-in policy, or the path itself."""
+    if path != BUILTIN_MODEL:
+        return path
+    from xrpo_fast.tasks.symbols import POLICY_DIR
+
+    return str(POLICY_DIR)
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """auto: bfloat16 on CUDA, float32 elsewhere (bfloat16 is slower on most CPUs)."""
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" else "float32"
+    return getattr(torch, name)
+
+
+def turn_dropout_off(model: nn.Module) -> None:
+    """A ratio between two forwards with different dropout masks would not be one of policies."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # pyright: ignore[reportAttributeAccessIssue]

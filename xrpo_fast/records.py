@@ -1,0 +1,63 @@
+"""rollouts/step_N.parquet: one row per rollout, the input of replay and report."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xrpo_fast.ops import XrpoAdvantages
+from xrpo_fast.types import Rollout
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def write_rollouts(
+    path: Path,
+    step: int,
+    rollouts: Sequence[Rollout],
+    shaped: XrpoAdvantages,
+    *,
+    decode: Decode,
+    num_texts: int,
+) -> None:
+    """Write one step's rollouts; only the first `num_texts`, spread evenly, with their text."""
+    keep = np.linspace(0, len(rollouts) - 1, min(num_texts, len(rollouts)))
+    with_text = {round(i) for i in keep}
+    table = pa.table(
+        {
+            "step": [step] * len(rollouts),
+            "prompt_id": [r.prompt.id for r in rollouts],
+            "prompt_index": [r.prompt.index for r in rollouts],
+            "group": [r.completion.request.group for r in rollouts],
+            "sample_index": [r.completion.request.sample_index for r in rollouts],
+            "round": [r.round_index for r in rollouts],
+            "finish_order": [r.finish_order for r in rollouts],
+            "seeded": [r.is_seeded for r in rollouts],
+            "similarity": [max((e.similarity for e in r.exemplars), default=None) for r in rollouts],
+            "exemplar_ids": [[e.prompt_id for e in r.exemplars] for r in rollouts],
+            "reward": [r.verdict.reward for r in rollouts],
+            "solved": [r.verdict.solved for r in rollouts],
+            "error": [r.verdict.error for r in rollouts],
+            "extracted": [r.verdict.extracted for r in rollouts],
+            "num_tokens": [r.num_tokens for r in rollouts],
+            "truncated": [r.is_truncated for r in rollouts],
+            "score": shaped.scores.numpy(),
+            "eta": shaped.eta.numpy(),
+            "advantage": shaped.advantages.numpy(),
+            "bonus": shaped.bonus.numpy(),
+            "tier": [r.prompt.tier for r in rollouts],
+            "question": [
+                r.prompt.question if i in with_text else None for i, r in enumerate(rollouts)
+            ],
+            "response": [
+                decode(r.completion.token_ids) if i in with_text else None
+                for i, r in enumerate(rollouts)
+            ],
+        }
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(table, temporary)
+    temporary.replace(path)
