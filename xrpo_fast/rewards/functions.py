@@ -1,0 +1,177 @@
+"""Reward functions by name, and what one of them says of one item.
+
+Imported by the supervisor of the workers, so nothing heavy is imported before it is needed.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+BUILT_IN = ("math", "code", "exact", "builtin:symbols", "reasoning_gym")
+
+
+class RewardContractError(ValueError):
+    """A reward function broke its contract; the run must stop."""
+
+
+@dataclass(slots=True, frozen=True)
+class Score:
+    """Reward of one function; None = not applicable. `extracted` = its canonical final answer."""
+
+    reward: float | None
+    extracted: str | None = None
+
+
+Item = dict[str, Any]
+"""prompt, text, token_ids, answer, columns, is_truncated."""
+Scorer = Callable[[Item], Score]
+
+
+def part_names(functions: list[str]) -> list[str]:
+    """Short names for metrics: after the last colon, or the whole where that clashes."""
+    short = [name.rpartition(":")[2] for name in functions]
+    return [
+        name if short.count(brief) > 1 else brief
+        for name, brief in zip(functions, short, strict=True)
+    ]
+
+
+def load_scorer(name: str, options: dict[str, Any]) -> Scorer:
+    """The function behind a name.
+
+    Args:
+        name: one of BUILT_IN, or "package.module:function".
+        options: keyword arguments of the built-in functions, by name.
+    Raises:
+        ValueError: no such function, or its module cannot be imported.
+    """
+    if name in BUILT_IN:
+        return _BUILT_IN_LOADERS[name](options.get(name, {}))
+    return _user_scorer(name, load_function(name))
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """A callable by import path, "package.module:function"."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute or module_name == "builtin":
+        raise ValueError(
+            f"functions: expected one of {', '.join(BUILT_IN)} or 'package.module:function', "
+            f"got {name!r}"
+        )
+    try:
+        target: Any = import_module(module_name)
+        for part in attribute.split("."):
+            target = getattr(target, part)
+    except Exception as error:
+        raise ValueError(
+            f"functions: expected {name!r} to be importable, got {type(error).__name__}: {error}; "
+            "the module must be on the Python path of the run"
+        ) from error
+    if not callable(target):
+        raise ValueError(f"functions: expected {name!r} to be a function, got {type(target)}")
+    return target
+
+
+class ItemScorer:
+    """All functions of a run on one item, as a JSON-able dict.
+
+    `parts`: reward by short name, None = not applicable; `extracted`; `error`: a function raised;
+    `contract`: it broke its contract.
+    """
+
+    def __init__(self, functions: list[str], options: dict[str, Any]) -> None:
+        scorers = [load_scorer(name, options) for name in functions]
+        self._scorers = list(zip(functions, part_names(functions), scorers, strict=True))
+
+    def __call__(self, item: Item) -> dict[str, Any]:
+        result: dict[str, Any] = {"parts": {}, "extracted": None, "error": None, "contract": None}
+        for function, part, scorer in self._scorers:
+            try:
+                score = scorer(item)
+            except RewardContractError as error:
+                result["contract"] = str(error)
+                break
+            # Whatever the function raises is its failure, reported and counted by the caller.
+            except Exception as error:
+                result["error"] = f"{function}: {type(error).__name__}: {error}"[:2000]
+                break
+            result["parts"][part] = score.reward
+            if result["extracted"] is None:
+                result["extracted"] = score.extracted
+        return result
+
+
+def _user_scorer(name: str, function: Callable[..., Any]) -> Scorer:
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def score(item: Item) -> Score:
+        is_chat = isinstance(item["prompt"], list)
+        completion = [{"role": "assistant", "content": item["text"]}] if is_chat else item["text"]
+        columns = {
+            **item["columns"],
+            "answer": item["answer"],
+            "completion_ids": list(item["token_ids"]),
+            "is_truncated": item["is_truncated"],
+        }
+        keywords = {
+            column: [value]
+            for column, value in columns.items()
+            if takes_all or column in parameters
+        }
+        keywords.update(prompts=[item["prompt"]], completions=[completion])
+        return Score(_checked(name, function(**keywords)))
+
+    return score
+
+
+def _checked(name: str, values: Any) -> float | None:
+    """The one value that a reward function returned for one completion."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise RewardContractError(
+            f"{name}: expected a list with one reward per completion, got {type(values).__name__}"
+        )
+    if len(values) != 1:
+        raise RewardContractError(
+            f"{name}: expected one reward per completion, got {len(values)} for 1 completion"
+        )
+    value = values[0]
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        reward = float(value)
+    except (TypeError, ValueError):
+        raise RewardContractError(
+            f"{name}: expected rewards to be numbers or None, got {value!r}"
+        ) from None
+    if math.isinf(reward):
+        raise RewardContractError(f"{name}: expected finite rewards or NaN, got {reward}")
+    return None if math.isnan(reward) else reward
+
+
+def _load_exact(options: dict[str, Any]) -> Scorer:
+    from xrpo_fast.rewards.exact import extract_exact, verify_exact
+
+    return lambda item: Score(
+        float(verify_exact(item["text"], item["answer"], **options)),
+        extract_exact(item["text"], **options),
+    )
+
+
+def _load_symbols(options: dict[str, Any]) -> Scorer:
+    from xrpo_fast.tasks import symbols
+
+    return lambda item: Score(
+        float(symbols.verify(item["text"], item["answer"])), symbols.extract(item["text"])
+    )
+
+
+_BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {
+    "exact": _load_exact,
+    "builtin:symbols": _load_symbols,
+}
