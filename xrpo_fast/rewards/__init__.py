@@ -11,7 +11,7 @@ _HOME = {
     "Verifier": "verifier",
     "RewardContractError": "functions",
 }
-__all__ = sorted(_HOME)
+__all__ = [*sorted(_HOME)]
 
 
 def __getattr__(name: str) -> Any:
