@@ -15,6 +15,7 @@ ParallelCompile("XRPO_BUILD_JOBS", needs_recompile=naive_recompile).install()
 setup(
     packages=[
         "xrpo_fast",
+        "xrpo_fast.exemplars",
         "xrpo_fast.integrations",
         "xrpo_fast.kernels",
         "xrpo_fast.objectives",
