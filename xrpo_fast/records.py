@@ -10,6 +10,35 @@ import pyarrow.parquet as pq
 from xrpo_fast.ops import XrpoAdvantages
 from xrpo_fast.types import Rollout
 
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int64()),
+        ("prompt_id", pa.string()),
+        ("prompt_index", pa.int64()),
+        ("group", pa.int64()),
+        ("sample_index", pa.int64()),
+        ("round", pa.int64()),
+        ("finish_order", pa.int64()),
+        ("seeded", pa.bool_()),
+        ("similarity", pa.float32()),
+        ("exemplar_ids", pa.list_(pa.string())),
+        ("reward", pa.float64()),
+        ("solved", pa.bool_()),
+        ("error", pa.string()),
+        ("extracted", pa.string()),
+        ("num_tokens", pa.int64()),
+        ("truncated", pa.bool_()),
+        ("score", pa.float32()),
+        ("eta", pa.float32()),
+        ("advantage", pa.float32()),
+        ("bonus", pa.float32()),
+        ("tier", pa.string()),
+        ("question", pa.string()),
+        ("response", pa.string()),
+    ]
+)
+"""score: mean log-prob in nats; similarity: of the nearest exemplar; texts: null where not kept."""
+
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -43,10 +72,10 @@ def write_rollouts(
             "extracted": [r.verdict.extracted for r in rollouts],
             "num_tokens": [r.num_tokens for r in rollouts],
             "truncated": [r.is_truncated for r in rollouts],
-            "score": shaped.scores.numpy(),
-            "eta": shaped.eta.numpy(),
-            "advantage": shaped.advantages.numpy(),
-            "bonus": shaped.bonus.numpy(),
+            "score": shaped.scores.float().numpy(),
+            "eta": shaped.eta.float().numpy(),
+            "advantage": shaped.advantages.float().numpy(),
+            "bonus": shaped.bonus.float().numpy(),
             "tier": [r.prompt.tier for r in rollouts],
             "question": [
                 r.prompt.question if i in with_text else None for i, r in enumerate(rollouts)
@@ -55,7 +84,8 @@ def write_rollouts(
                 decode(r.completion.token_ids) if i in with_text else None
                 for i, r in enumerate(rollouts)
             ],
-        }
+        },
+        schema=SCHEMA,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

@@ -1,0 +1,328 @@
+"""A config -> the parts of a run, built in the order that their needs dictate.
+
+Reward workers start before torch has threads; the engine comes after the model that it serves.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from xrpo_fast.config import Config
+from xrpo_fast.data import PromptSampler, PromptSet, load_prompts
+from xrpo_fast.evaluator import Evaluator
+from xrpo_fast.exemplars import ExemplarStore, PromptStates
+from xrpo_fast.metrics import Clock, DeviceSums
+from xrpo_fast.planner import RolloutPlanner
+from xrpo_fast.policy import ModelError, Policy, load_policy, model_path
+from xrpo_fast.rewards import Verifier, make_verifier
+from xrpo_fast.rollouts import make_engine
+from xrpo_fast.schedule import Collector
+from xrpo_fast.seeding import PromptSeeder
+from xrpo_fast.tasks import symbols
+from xrpo_fast.templates import PromptTemplate
+from xrpo_fast.trainer import Trainer
+from xrpo_fast.types import Engine, Prompt, Sampling
+from xrpo_fast.update import Updater
+
+logger = logging.getLogger(__name__)
+
+BUILTIN_DATA = "builtin:symbols"
+
+
+@dataclass(kw_only=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    trainer: Trainer
+    evaluator: Evaluator
+    eval_sets: dict[str, list[Prompt]]
+    engine: Engine
+    verifier: Verifier
+    checkpoint: Path | None
+
+    def close(self) -> None:
+        """End engine and reward workers."""
+        self.engine.close()
+        self.verifier.close()
+
+
+def assemble(config: Config, console: Console, *, checkpoint: Path | None = None) -> Parts:
+    """Build every part of a run; `checkpoint` gives weights and position to go on from.
+
+    Raises:
+        ConfigError, DataError, ModelError: something cannot be used; the message names it.
+    """
+    verifier = start_verifier(config)
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    torch.manual_seed(config.run.seed)
+    device = choose_device(config.run.device)
+    policy = load_policy(
+        config.model, temperature=config.rollout.temperature, device=device, weights=checkpoint
+    )
+    if policy.num_trainable() == 0:
+        raise ModelError("model.path: expected trainable parameters, got none")
+    template = make_template(config, policy.tokenizer)
+    prompts = load_training_prompts(config, template)
+    eval_sets = load_eval_sets(config, template)
+    report_data(console, prompts, eval_sets)
+    clock, sums = Clock(), DeviceSums()
+    engine = start_engine(config, policy, checkpoint)
+    sampler = PromptSampler(len(prompts), config.run.seed)
+    planner = make_planner(config, len(prompts))
+    store, states = make_exemplars(config, prompts, eval_sets)
+    seeder = (
+        PromptSeeder(store, states, template, sampler, config.icl.max_exemplar_tokens)
+        if store is not None
+        else None
+    )
+
+    def decode(token_ids: Any) -> str:
+        return policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    limits: dict[str, Any] = {
+        "seed": config.run.seed,
+        "max_response_tokens": config.rollout.max_response_tokens,
+    }
+    trainer = Trainer(
+        config=config,
+        prompts=prompts,
+        sampler=sampler,
+        policy=policy,
+        engine=engine,
+        engine_dtype=engine_dtype(config, policy),
+        planner=planner,
+        collector=Collector(
+            engine=engine,
+            planner=planner,
+            verifier=verifier,
+            decode=decode,
+            seeder=seeder,
+            clock=clock,
+            **limits,
+        ),
+        seeder=seeder,
+        exemplars=store,
+        states=states,
+        updater=Updater(
+            policy=policy,
+            reference=load_reference(config, policy, device),
+            loss=config.loss,
+            optim=config.optim,
+            max_response_tokens=config.rollout.max_response_tokens,
+            sums=sums,
+        ),
+        clock=clock,
+    )
+    evaluator = Evaluator(engine=engine, verifier=verifier, decode=decode, **limits)
+    return Parts(
+        trainer=trainer,
+        evaluator=evaluator,
+        eval_sets=eval_sets,
+        engine=engine,
+        verifier=verifier,
+        checkpoint=checkpoint,
+    )
+
+
+def start_verifier(config: Config) -> Verifier:
+    reward = config.reward
+    return make_verifier(
+        reward.functions,
+        weights=reward.weights or None,
+        full_reward=reward.full_reward,
+        workers=reward.workers,
+        timeout_s=reward.timeout_s,
+        max_error_frac=reward.max_error_frac,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """auto: CUDA where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("run.device: expected a CUDA device for 'cuda', found none; use 'cpu'")
+    return torch.device(name)
+
+
+def make_template(config: Config, tokenizer: Any) -> PromptTemplate:
+    data = config.data
+    has_chat = bool(getattr(tokenizer, "chat_template", None))
+    raw = data.template == "raw" or (data.template == "auto" and not has_chat)
+    is_builtin = data.train.startswith(BUILTIN_DATA)
+    return PromptTemplate(
+        tokenizer,
+        instruction=data.instruction or None,
+        system_prompt=data.system_prompt or None,
+        raw=raw,
+        seeded_builder=symbols.seeded_prompt if is_builtin else None,
+    )
+
+
+def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet:
+    return load_prompts(
+        config.data.train,
+        template=template,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        columns=config.data.columns,
+        split=config.data.split,
+        limit=config.data.limit or None,
+        seed=config.run.seed,
+        check_answer=answer_check(config),
+    )
+
+
+def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[Prompt]]:
+    """Held-out sets by name; the built-in task brings its own."""
+    sources = dict(config.data.eval)
+    if not sources and config.data.train.startswith(BUILTIN_DATA):
+        sources = {"heldout": config.data.train}
+    sets = {}
+    for name, source in sources.items():
+        loaded = load_prompts(
+            source,
+            template=template,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            columns=config.data.columns,
+            split=config.data.eval_split,
+            seed=config.run.seed,
+            check_answer=answer_check(config),
+        )
+        sets[name] = loaded.prompts
+    return sets
+
+
+def answer_check(config: Config):
+    """Gold answers must parse at load time where the math reward grades them."""
+    if "math" not in config.reward.functions:
+        return None
+    from xrpo_fast.rewards.math import parse_gold
+
+    return parse_gold
+
+
+def report_data(
+    console: Console, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]
+) -> None:
+    held_out = ", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"
+    line = f"{len(prompts)} training prompts; held out: {held_out}"
+    if prompts.dropped_overlong:
+        line += f"; {prompts.dropped_overlong} prompts over data.max_prompt_tokens left out"
+    console.print(line, markup=False, highlight=False)
+    logger.info(line)
+
+
+def start_engine(config: Config, policy: Policy, checkpoint: Path | None) -> Engine:
+    icl_tokens = config.icl.num_exemplars * 2 * config.icl.max_exemplar_tokens
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if config.icl.enabled:
+        longest += icl_tokens
+    return make_engine(
+        config.rollout.engine,
+        model=policy.model,
+        model_path=str(checkpoint) if checkpoint else model_path(config.model.path),
+        sampling=Sampling(
+            temperature=config.rollout.temperature, eos_token_ids=policy.eos_token_ids
+        ),
+        max_slots=config.rollout.max_concurrent,
+        pad_token_id=policy.pad_token_id,
+        compute_dtype=policy.compute_dtype,
+        dtype=engine_dtype(config, policy),
+        max_model_len=longest,
+        seed=config.run.seed,
+        gpu_memory_fraction=config.rollout.gpu_memory_fraction,
+    )
+
+
+def engine_dtype(config: Config, policy: Policy) -> torch.dtype:
+    """Of the engine's weights; auto: the trainer's compute dtype."""
+    name = config.rollout.engine_dtype
+    return policy.compute_dtype if name == "auto" else getattr(torch, name)
+
+
+def make_planner(config: Config, num_prompts: int) -> RolloutPlanner:
+    planner, rollout = config.planner, config.rollout
+    per_step = min(rollout.prompts_per_step, num_prompts)
+    return RolloutPlanner(
+        per_step,
+        total_rollouts=round(per_step * rollout.rollouts_per_prompt),
+        base_rollouts=config.base_rollouts,
+        rounds=planner.rounds,
+        exploration=planner.exploration,
+        confidence=planner.confidence,
+        allocation=planner.allocation,
+        max_rollouts_per_prompt=planner.max_rollouts_per_prompt or None,
+        std=planner.std,
+        exploration_mode=planner.exploration_mode,
+        history=planner.history,
+        global_rollouts=planner.global_rollouts,
+        seed=config.run.seed,
+    )
+
+
+def make_exemplars(
+    config: Config, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]
+) -> tuple[ExemplarStore | None, PromptStates | None]:
+    icl = config.icl
+    if not icl.enabled:
+        return None, None
+    is_builtin = config.data.train.startswith(BUILTIN_DATA)
+    embedder = icl.embedder
+    if embedder == "auto":
+        embedder = "codes" if is_builtin else "tfidf"
+    store = ExemplarStore(
+        prompts.prompts,
+        [prompt for held_out in eval_sets.values() for prompt in held_out],
+        embedder=embedder,
+        num_exemplars=icl.num_exemplars,
+        min_similarity=icl.min_similarity,
+        max_similarity=None if is_builtin else icl.max_similarity,
+        max_age_steps=icl.max_age_steps,
+        max_bytes=round(icl.max_corpus_mib * 2**20),
+        kind="generated" if is_builtin else "natural",
+        cache_dir=None if is_builtin else config.run.output_dir / ".neighbours",
+    )
+    return store, PromptStates(len(prompts)) if icl.prompt_states else None
+
+
+def load_reference(config: Config, policy: Policy, device: torch.device) -> Policy | None:
+    """The initial policy, frozen; only where there is a KL term."""
+    if not config.loss.kl_weight:
+        return None
+    initial = load_policy(config.model, temperature=config.rollout.temperature, device=device)
+    return initial.frozen_copy()
+
+
+def check(config: Config) -> list[str]:
+    """What --dry-run checks: model, tokenizer, template, data, rewards, memory. Findings as text."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    path = model_path(config.model.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
+            f"{config.model.path!r}: {error}"
+        ) from None
+    start_verifier(config).close()
+    template = make_template(config, tokenizer)
+    prompts = load_training_prompts(config, template)
+    eval_sets = load_eval_sets(config, template)
+    parameters = sum(p.numel() for p in model.parameters())
+    # float32 weights, gradients and the two moments of AdamW.
+    trainer_gib = parameters * 16 / 2**30
+    return [
+        f"model: {config.model.path}, {parameters:,} parameters; weights, gradients and AdamW take "
+        f"{trainer_gib:.2f} GiB, activations and the engine come on top",
+        f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
+        + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
+        f"rollouts: {config.total_rollouts} per step, {config.base_rollouts} per prompt at first",
+    ]

@@ -1,0 +1,103 @@
+"""The output folder of a run: made once, never mixed with another run's, resumed exactly."""
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from xrpo_fast.config import Config, ConfigError, dump_config, load_config
+
+MAY_CHANGE_ON_RESUME = {"run.steps", "run.output_dir", "run.threads", "log", "checkpoint", "eval"}
+"""Keys whose value does not change what is trained, or that a longer run must change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Names of a run's files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    def rollouts(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step_{step}.parquet"
+
+
+def open_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
+    """Make the run's folder, or take the one to resume.
+
+    Raises:
+        ConfigError: the folder exists and neither resume nor overwrite is asked for; there is
+            nothing to resume; or a key that decides what is trained has changed.
+    """
+    run = RunDir(config.run.output_dir / config.run.name)
+    exists = run.path.exists() and any(run.path.iterdir())
+    if resume:
+        if not run.config.exists():
+            raise ConfigError(f"--resume: expected the run folder {run.path}, found none")
+        _check_same_run(config, load_config(run.config), run)
+    elif exists and not overwrite:
+        raise ConfigError(
+            f"run.name: expected a new run folder, but {run.path} exists; use --resume to go on, "
+            "--overwrite to start over, or another run.name"
+        )
+    elif exists:
+        if not run.config.exists():
+            raise ConfigError(
+                f"--overwrite: expected a run folder, but {run.path} holds no config.toml; it is "
+                "left as it is, choose another run.name"
+            )
+        shutil.rmtree(run.path)
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        temporary = run.config.with_suffix(".tmp")
+        temporary.write_text(dump_config(config))
+        temporary.replace(run.config)
+    except OSError as error:
+        raise ConfigError(f"run.output_dir: expected a writable folder, got {error}") from None
+    return run
+
+
+def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
+    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    for key in sorted(before.keys() | after.keys()):
+        free = key in MAY_CHANGE_ON_RESUME or key.split(".")[0] in MAY_CHANGE_ON_RESUME
+        if not free and before.get(key) != after.get(key):
+            raise ConfigError(
+                f"{key}: expected {before.get(key)!r} as in {run.config}, got {after.get(key)!r}; "
+                "a resumed run keeps its configuration, start a new run.name to change it"
+            )
+
+
+def _flat(values: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def log_to_file(path: Path) -> logging.Handler:
+    """Everything the package logs, in log.txt."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("xrpo_fast")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return handler

@@ -1,0 +1,160 @@
+"""A training run from its first evaluation to its last table: steps, metrics, checkpoints."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from xrpo_fast.assemble import Parts
+from xrpo_fast.checkpoint import load_state, save_checkpoint
+from xrpo_fast.config import Config
+from xrpo_fast.display import (
+    TrainingDisplay,
+    accuracy_table,
+    curve_text,
+    rollout_table,
+    save_curve,
+    time_table,
+)
+from xrpo_fast.doctor import first_step_findings
+from xrpo_fast.metrics import MetricsWriter, make_trackers, read_metrics, truncate_metrics
+from xrpo_fast.records import write_rollouts
+from xrpo_fast.run_dir import RunDir
+from xrpo_fast.trainer import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class NothingTrained(RuntimeError):
+    """The run ended without one optimizer update. Exit code 1."""
+
+
+class Session:
+    """Drives the trainer through the run. Each step: train, evaluate, log, save, in this order, so
+    that a killed run goes on from its last checkpoint with the same numbers."""
+
+    def __init__(self, config: Config, run: RunDir, parts: Parts, console: Console) -> None:
+        self.config = config
+        self.run_dir = run
+        self.parts = parts
+        self.trainer = parts.trainer
+        self.console = console
+        if parts.checkpoint is not None:
+            state, optimizer = load_state(parts.checkpoint)
+            self.trainer.load_state_dict(state)
+            self.trainer.updater.load_state_dict(optimizer)
+            truncate_metrics(run.metrics, self.trainer.steps_done)
+        trackers = make_trackers(config.log.trackers, run.path, config.run.name)
+        self.writer = MetricsWriter(run.metrics, trackers)
+
+    def run(self, *, should_stop: Callable[[], bool]) -> bool:
+        """Train to the last step; False where it was asked to stop before."""
+        last = self.config.run.steps
+        trainer = self.trainer
+        try:
+            with TrainingDisplay(self.console, last, trainer.steps_done) as display:
+                if trainer.steps_done == 0:
+                    self.writer.write(0, self._evaluate(display, is_final=True))
+                trainer.clock.lap()
+                while trainer.steps_done < last and not should_stop():
+                    self._step(display)
+            if trainer.steps_done % self.config.checkpoint.every_steps:
+                self._save()
+        finally:
+            self.writer.close()
+            self.parts.close()
+        is_finished = trainer.steps_done >= last
+        if is_finished:
+            self._finish()
+        return is_finished
+
+    def _step(self, display: TrainingDisplay) -> None:
+        trainer, config = self.trainer, self.config
+        result = trainer.step()
+        step = trainer.steps_done
+        if config.log.rollouts:
+            with trainer.clock("save"):
+                self._write_rollouts(step, result)
+        result.metrics.update(trainer.clock.lap())
+        display.stepped(step, result.metrics)
+        if step == 1:
+            limit = config.rollout.max_response_tokens
+            for finding in first_step_findings(result.metrics, limit):
+                display.warn(finding)
+                logger.warning(finding)
+        every = config.eval.every_steps
+        is_last = step == config.run.steps
+        if is_last or (every and step % every == 0):
+            result.metrics.update(self._evaluate(display, is_final=is_last))
+            trainer.clock.lap()
+        self.writer.write(step, result.metrics)
+        # After the line, so that no kill can leave a checkpoint whose line is missing; its seconds
+        # count in the next step.
+        if step % config.checkpoint.every_steps == 0:
+            with trainer.clock("save"):
+                self._save()
+
+    def _evaluate(self, display: TrainingDisplay, *, is_final: bool) -> dict[str, float]:
+        """All held-out sets; the first and the last evaluation take more samples."""
+        metrics: dict[str, float] = {}
+        config = self.config.eval
+        samples = config.final_samples if is_final else config.samples
+        self.trainer.engine.wake()
+        for name, prompts in self.parts.eval_sets.items():
+            chosen = prompts[: config.max_prompts or len(prompts)]
+            graded = self.parts.evaluator.sample(chosen, samples)
+            metrics.update(self.parts.evaluator.summarise(name, chosen, graded, config.k))
+            display.evaluated(self.trainer.steps_done, name, metrics)
+        self.trainer.engine.sleep()
+        return metrics
+
+    def _write_rollouts(self, step: int, result: StepResult) -> None:
+        write_rollouts(
+            self.run_dir.rollouts(step),
+            step,
+            result.rollouts,
+            result.shaped,
+            decode=self.trainer.collector.decode,
+            num_texts=self.config.log.rollout_text,
+        )
+
+    def _save(self) -> None:
+        save_checkpoint(
+            self.run_dir.checkpoints,
+            self.trainer.steps_done,
+            policy=self.trainer.policy,
+            optimizer_state=self.trainer.updater.state_dict(),
+            state=self.trainer.state_dict(),
+            keep=self.config.checkpoint.keep,
+        )
+
+    def _finish(self) -> None:
+        """Tables, learning curve, report; an error where nothing was trained."""
+        if self.trainer.updater.num_updates == 0:
+            raise NothingTrained(
+                f"run: expected at least one optimizer update in {self.config.run.steps} steps, "
+                "got none: every group had equal rewards in every step; use easier data, another "
+                "reward or more rollouts"
+            )
+        rows = read_metrics(self.run_dir.metrics)
+        steps = [row for row in rows if row["step"] > 0]
+        for name in self.parts.eval_sets:
+            evals = [row for row in rows if f"eval/{name}/pass@1" in row]
+            self.console.print(accuracy_table(evals[0], evals[-1], name))
+            points = [(row["step"], row[f"eval/{name}/pass@1"]) for row in evals]
+            self.console.print(curve_text(points), markup=False, highlight=False)
+            save_curve(self.run_dir.path / f"learning_curve_{name}.png", evals, steps, name)
+        self.console.print(rollout_table(steps))
+        self.console.print(time_table(steps))
+        self._report()
+
+    def _report(self) -> None:
+        from xrpo_fast.report import write_report
+
+        path = write_report([self.run_dir.path], self.run_dir.path / "report.html")
+        self._say(f"report: {path}")
+        self._say(f"model:  {self.run_dir.checkpoints / f'step_{self.trainer.steps_done}'}")
+
+    def _say(self, text: Any) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""Train a model: python -m xrpo_fast.train CONFIG [--section.key value ...] [--resume] [--dry-run]
+
+Exit codes: 0 training did what was asked; 1 it failed while running; 2 the config or the data
+cannot be used; 130 stopped by Ctrl-C after the step under way, with a checkpoint.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from rich.console import Console
+
+from xrpo_fast.config import Config, ConfigError, dump_config, load_config
+
+EXIT_FAILED, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
+
+logger = logging.getLogger("xrpo_fast")
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on, or trained nothing; the message says what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    console = Console()
+    try:
+        options, overrides = parse_arguments(arguments)
+        config = load_config(options.config, overrides)
+        if options.dry_run:
+            return dry_run(config, console)
+        return _run(config, options, console)
+    except Exception as error:
+        code, text = explain(error)
+        logger.exception("the run ended with an error")
+        Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False)
+        return code
+
+
+def parse_arguments(
+    arguments: Sequence[str] | None,
+) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
+    """Known options, and the --section.key value pairs."""
+    parser = argparse.ArgumentParser(prog="python -m xrpo_fast.train", allow_abbrev=False)
+    parser.add_argument("config", help="TOML file, e.g. examples/quickstart.toml")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="start over in the run folder")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, train nothing")
+    options, rest = parser.parse_known_args(arguments)
+    return options, parse_overrides(rest)
+
+
+def parse_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
+    """['--optim.learning_rate', '2e-6', ...] -> pairs; --key=value works too."""
+    overrides, words = [], list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"command line: expected --section.key value, got {word!r}")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            if not words:
+                raise ConfigError(f"--{key}: expected a value after it, got none")
+            value = words.pop(0)
+        overrides.append((key, value))
+    return overrides
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """Exit code and message of an error."""
+    from xrpo_fast.data import DataError
+    from xrpo_fast.policy import ModelError
+
+    if isinstance(error, ConfigError | DataError | ModelError):
+        return EXIT_UNUSABLE, str(error)
+    if isinstance(error, OSError):
+        return EXIT_FAILED, f"{error}; the last checkpoint stands, go on with --resume"
+    return EXIT_FAILED, f"{type(error).__name__}: {error}" if not str(error) else str(error)
+
+
+def dry_run(config: Config, console: Console) -> int:
+    """Check model, data, columns, template and memory; print the resolved config."""
+    from xrpo_fast.assemble import check
+
+    for line in check(config):
+        console.print(line, markup=False, highlight=False)
+    console.print(dump_config(config), markup=False, highlight=False)
+    return 0
+
+
+def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
+    from xrpo_fast.assemble import assemble
+    from xrpo_fast.checkpoint import latest_checkpoint
+    from xrpo_fast.run_dir import log_to_file, open_run_dir
+    from xrpo_fast.session import Session
+
+    run = open_run_dir(config, resume=options.resume, overwrite=options.overwrite)
+    handler = log_to_file(run.log)
+    try:
+        checkpoint = latest_checkpoint(run.path) if options.resume else None
+        if options.resume and checkpoint is None:
+            raise RunFailed(
+                f"--resume: expected a complete checkpoint in {run.checkpoints}, found none; "
+                "start over with --overwrite"
+            )
+        parts = assemble(config, console, checkpoint=checkpoint)
+        session = Session(config, run, parts, console)
+        with StopOnSignal(console) as stop:
+            finished = session.run(should_stop=stop.is_asked)
+        return 0 if finished else EXIT_INTERRUPTED
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+
+
+class StopOnSignal:
+    """Ctrl-C and SIGTERM: finish the step, save, stop. A second one stops at once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._is_asked = False
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopOnSignal":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        self._console.print("stopping after this step, with a checkpoint; again to stop now")
+
+    def is_asked(self) -> bool:
+        return self._is_asked
+
+
+def run_and_exit() -> None:
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run_and_exit()

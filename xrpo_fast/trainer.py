@@ -1,0 +1,221 @@
+"""One step of training, the stages in order.
+
+    prompts -> planner -> rollouts -> rewards -> advantages -> batches -> loss -> update
+
+Three arrows run back: rewards to the planner (inside collect), successes to the exemplars, weights
+to the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from xrpo_fast.advantages import fill_advantages, make_rows, shape_advantages, step_rewards
+from xrpo_fast.batching import cut_mini_batches
+from xrpo_fast.config import Config
+from xrpo_fast.data import PromptSampler, PromptSet
+from xrpo_fast.doctor import check_agreement
+from xrpo_fast.exemplars import ExemplarStore, PromptStates, Success
+from xrpo_fast.metrics import Clock, memory_metrics
+from xrpo_fast.ops import XrpoAdvantages
+from xrpo_fast.planner import RolloutPlanner
+from xrpo_fast.policy import Policy
+from xrpo_fast.schedule import Collector
+from xrpo_fast.seeding import PromptSeeder
+from xrpo_fast.step_metrics import has_signal, novelty_metrics, rollout_metrics
+from xrpo_fast.types import Engine, Prompt, Rollout, TrainingRow
+from xrpo_fast.update import Updater
+
+
+@dataclass(kw_only=True, slots=True)
+class StepResult:
+    """What a step leaves behind: its numbers and what was rolled out."""
+
+    metrics: dict[str, Any]
+    rollouts: list[Rollout]
+    shaped: XrpoAdvantages
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """The stages of a run and its position; assemble.py builds it from a config."""
+
+    config: Config
+    prompts: PromptSet
+    sampler: PromptSampler
+    policy: Policy
+    engine: Engine
+    engine_dtype: torch.dtype
+    planner: RolloutPlanner
+    collector: Collector
+    seeder: PromptSeeder | None
+    exemplars: ExemplarStore | None
+    states: PromptStates | None
+    updater: Updater
+    clock: Clock
+    steps_done: int = 0
+
+    def step(self) -> StepResult:
+        """Plan, generate, verify, shape, update, hand over; one host read of the metrics."""
+        step = self.steps_done + 1
+        prompts = self._draw_prompts()
+        with self.clock("sync"):
+            self.engine.wake()
+        with self.clock("plan"):
+            self.planner.begin_step([prompt.id for prompt in prompts], step)
+        rollouts = self.collector.collect(step, prompts)
+        with self.clock("sync"):
+            self.engine.sleep()
+        rows, shaped = self._shape(rollouts, len(prompts))
+        self._update(rows, len(prompts))
+        with self.clock("sync"):
+            self.engine.load_weights(self.policy.engine_weights(self.engine_dtype))
+        with self.clock("retrieve"):
+            self._remember(rollouts, prompts, step)
+        self.steps_done = step
+        return StepResult(
+            metrics=self._measure(rollouts, rows, shaped), rollouts=rollouts, shaped=shaped
+        )
+
+    def _draw_prompts(self) -> list[Prompt]:
+        """The next prompts in the data's order, those that rest (prompt states) left out."""
+        wanted = min(self.config.rollout.prompts_per_step, len(self.prompts))
+        drawn: list[int] = []
+        passed_over = 0
+        while len(drawn) < wanted:
+            for index in self.sampler.next_batch(wanted - len(drawn)):
+                rests = self.states is not None and self.states.should_skip(
+                    index, self.sampler.epoch
+                )
+                # When the whole data set rests, resting prompts are better than none.
+                if index in drawn or (rests and passed_over < len(self.prompts)):
+                    passed_over += 1
+                else:
+                    drawn.append(index)
+        return [self.prompts[index] for index in drawn]
+
+    def _shape(
+        self, rollouts: Sequence[Rollout], num_groups: int
+    ) -> tuple[list[TrainingRow], XrpoAdvantages]:
+        """Rewards -> advantages. Old log-probs are computed only for updates after the first,
+        and only for rows that will have a gradient."""
+        config = self.config
+        rows = make_rows(rollouts, config.icl)
+        rewards = step_rewards(rollouts, config.loss, config.rollout.max_response_tokens)
+        by_group: dict[int, list[float]] = {}
+        for row, reward in zip(rows, rewards, strict=True):
+            by_group.setdefault(row.group, []).append(float(reward))
+        updates = min(config.optim.updates_per_step, num_groups)
+        first_end = round(num_groups / updates)
+        needs_kl = config.loss.kl_weight > 0
+        trained = [
+            row
+            for row in rows
+            if row.response_ids and (needs_kl or has_signal(by_group[row.group]))
+        ]
+        with self.clock("logprob"):
+            self.updater.fill_old_logprobs([row for row in trained if row.group >= first_end])
+            self.updater.fill_reference_logprobs(trained)
+        with self.clock("advantage"):
+            shaped = shape_advantages(
+                rows, rollouts, rewards, loss=config.loss, novelty=config.novelty
+            )
+            fill_advantages(
+                rows,
+                rollouts,
+                rewards,
+                shaped.advantages.double().numpy(),
+                loss=config.loss,
+                icl=config.icl,
+            )
+        return rows, shaped
+
+    def _update(self, rows: Sequence[TrainingRow], num_groups: int) -> None:
+        with self.clock("update"):
+            for batch in cut_mini_batches(
+                rows,
+                num_groups,
+                self.config.optim.updates_per_step,
+                keep_all=self.config.loss.kl_weight > 0,
+            ):
+                self.updater.apply(batch)
+
+    def _remember(
+        self, rollouts: Sequence[Rollout], prompts: Sequence[Prompt], step: int
+    ) -> None:
+        """Successes into the corpus, after the update: a step never retrieves from itself."""
+        if self.exemplars is None:
+            return
+        self.exemplars.admit(
+            Success(
+                prompt_index=rollout.prompt.index,
+                response=self.collector.decode(rollout.completion.token_ids),
+                num_tokens=rollout.num_tokens,
+                step=step,
+                is_solved=True,
+                is_truncated=False,
+                is_seeded=False,
+            )
+            for rollout in rollouts
+            if rollout.verdict.solved and not rollout.is_truncated and not rollout.is_seeded
+        )
+        if self.states is not None:
+            for group, prompt in enumerate(prompts):
+                own = [r for r in rollouts if r.completion.request.group == group]
+                self.states.observe_step(
+                    prompt.index,
+                    num_solved=sum(r.verdict.solved for r in own),
+                    num_scored=sum(r.verdict.reward == r.verdict.reward for r in own),
+                    was_seeded=any(r.is_seeded for r in own),
+                    epoch=self.sampler.epoch,
+                )
+
+    def _measure(
+        self, rollouts: Sequence[Rollout], rows: Sequence[TrainingRow], shaped: XrpoAdvantages
+    ) -> dict[str, Any]:
+        metrics: dict[str, Any] = {"epoch": self.sampler.epoch, **rollout_metrics(rollouts)}
+        with self.clock("update"):
+            metrics.update(self.updater.read_metrics())
+        check_agreement(metrics, self.engine_dtype, self.steps_done)
+        if self.config.novelty.enabled:
+            metrics.update(novelty_metrics(rows, shaped.bonus.double().numpy()))
+        if self.exemplars is not None:
+            metrics.update({f"icl/{name}": v for name, v in self.exemplars.stats().items()})
+        if self.seeder is not None:
+            metrics.update(self.seeder.metrics())
+        if self.states is not None:
+            metrics.update({f"icl/state/{k}": v for k, v in self.states.counts().items()})
+        metrics.update(memory_metrics())
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but model, optimizer and random numbers, as JSON values."""
+        return {
+            "steps_done": self.steps_done,
+            "fingerprint": self.prompts.fingerprint,
+            "sampler": self.sampler.state_dict(),
+            "planner": self.planner.state_dict(),
+            "exemplars": self.exemplars.state_dict() if self.exemplars else None,
+            "states": self.states.state_dict() if self.states else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where state_dict() was taken.
+
+        Raises:
+            ValueError: the data set is another one than that of the checkpoint.
+        """
+        if state["fingerprint"] != self.prompts.fingerprint:
+            raise ValueError(
+                f"data.train: expected the data set of the checkpoint (fingerprint "
+                f"{state['fingerprint']}), got {self.prompts.fingerprint}; resume with the same data"
+            )
+        self.steps_done = state["steps_done"]
+        self.sampler.load_state_dict(state["sampler"])
+        self.planner.load_state_dict(state["planner"])
+        if self.exemplars is not None:
+            self.exemplars.load_state_dict(state["exemplars"])
+        if self.states is not None:
+            self.states.load_state_dict(state["states"])
