@@ -24,7 +24,10 @@ setup(
         "xrpo_fast.rollouts",
         "xrpo_fast.tasks",
     ],
-    package_data={"xrpo_fast": ["py.typed", "*.pyi", "presets/*.toml"], "xrpo_fast.tasks": ["policy/*"]},
+    package_data={
+        "xrpo_fast": ["py.typed", "*.pyi", "presets/*.toml"],
+        "xrpo_fast.tasks": ["policy/*"],
+    },
     ext_modules=[
         Pybind11Extension(
             "xrpo_fast._native",

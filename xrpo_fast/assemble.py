@@ -206,9 +206,7 @@ def answer_check(config: Config):
     return parse_gold
 
 
-def report_data(
-    console: Console, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]
-) -> None:
+def report_data(console: Console, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]) -> None:
     held_out = ", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"
     line = f"{len(prompts)} training prompts; held out: {held_out}"
     if prompts.dropped_overlong:
@@ -299,7 +297,7 @@ def load_reference(config: Config, policy: Policy, device: torch.device) -> Poli
 
 
 def check(config: Config) -> list[str]:
-    """What --dry-run checks: model, tokenizer, template, data, rewards, memory. Findings as text."""
+    """What --dry-run checks: model, template, data, rewards, memory. Findings as text."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     path = model_path(config.model.path)

@@ -1,10 +1,11 @@
-"""Rollouts' rows -> mini-batches (one update each) -> micro-batches (one forward and backward each).
+"""Training rows -> mini-batches (one update each) -> micro-batches (one forward, one backward).
 
 A mini-batch is cut by prompt, before any row is left out; its denominators count all its rows. Rows
 that carry no gradient then never enter a micro-batch, and no cut into micro-batches changes the
 loss. Dimensions: B rows of a micro-batch, L padded length, T scored tokens.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ def cut_mini_batches(
     num_updates = min(num_updates, num_groups)
     edges = [round(i * num_groups / num_updates) for i in range(num_updates + 1)]
     batches = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         inside = [row for row in rows if low <= row.group < high]
         batches.append(
             MiniBatch(

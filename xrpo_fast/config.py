@@ -44,11 +44,11 @@ class RunConfig(Section):
 
 class ModelConfig(Section):
     path: str = "builtin:symbols"
-    """Hugging Face folder or id, or builtin:symbols, the tiny policy that ships with the package."""
+    """Hugging Face folder or id; builtin:symbols is the tiny policy of this package."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of forward and backward; master weights stay float32. auto: bfloat16 on CUDA, else float32."""
+    """Of forward and backward; weights stay float32. auto: bfloat16 on CUDA, else float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, a third more time."""
     trust_remote_code: bool = False
     """Run the model code that a hub repository ships."""
 
@@ -65,7 +65,7 @@ class DataConfig(Section):
     columns: dict[str, str] = Field(default_factory=dict)
     """Our name -> the data set's, for prompt, answer, id and tier."""
     template: Literal["auto", "chat", "raw"] = "auto"
-    """chat renders the tokenizer's chat template; raw takes text as it is; auto: chat if there is one."""
+    """chat renders the tokenizer's chat template; raw takes text as it is; auto: chat if any."""
     instruction: str = ""
     """Appended to each question after a blank line, e.g. how to give the final answer."""
     system_prompt: str = ""
@@ -169,7 +169,7 @@ class LossConfig(Section):
     scale: Literal["group", "batch", "none"] = "group"
     """The standard deviation that advantages are divided by."""
     group_weight: Literal["rollout", "prompt", "effective"] = "rollout"
-    """rollout: each rollout counts once; prompt: each prompt; effective: only groups with signal."""
+    """rollout: each rollout counts once; prompt: each prompt; effective: groups with signal."""
     mismatch: Literal["none", "tis"] = "none"
     """tis: weight tokens by min(p_trainer / p_sampler, 2)."""
     truncated: Literal["keep", "mask"] = "keep"

@@ -4,6 +4,7 @@ On a terminal the progress line is redrawn in place; elsewhere (log files, CI) a
 printed every few steps.
 """
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,7 +90,9 @@ def accuracy_table(first: Mapping[str, float], last: Mapping[str, float], name: 
         table.add_column(column, justify="left" if not column else "right")
     prefix = f"eval/{name}/"
     for key in [k for k in last if k.startswith(prefix) and f"{k}/low" in last]:
-        table.add_row(key.removeprefix(prefix), _with_interval(first, key), _with_interval(last, key))
+        table.add_row(
+            key.removeprefix(prefix), _with_interval(first, key), _with_interval(last, key)
+        )
     for key in [k for k in last if k.startswith(f"{prefix}tier/")]:
         tier = key.removeprefix(f"{prefix}tier/")
         table.add_row(tier, f"{first.get(key, float('nan')):.3f}", f"{last[key]:.3f}")
@@ -155,12 +158,14 @@ def curve_text(points: Sequence[tuple[int, float]]) -> str:
         cells = "".join(_block(value * CURVE_HEIGHT - (level - 1)) for value in columns)
         lines.append(f"{level / CURVE_HEIGHT:4.1f} |{cells}")
     lines.append(f"     +{'-' * CURVE_WIDTH}")
-    lines.append(f"      step {steps[0]}{str(steps[-1]).rjust(CURVE_WIDTH - 6 - len(str(steps[0])))}")
+    lines.append(
+        f"      step {steps[0]}{str(steps[-1]).rjust(CURVE_WIDTH - 6 - len(str(steps[0])))}"
+    )
     return "\n".join(lines)
 
 
 def _interpolate(points: Sequence[tuple[int, float]], at: float) -> float:
-    for (left, low), (right, high) in zip(points, points[1:], strict=False):
+    for (left, low), (right, high) in itertools.pairwise(points):
         if at <= right:
             return low + (high - low) * (at - left) / max(right - left, 1)
     return points[-1][1]

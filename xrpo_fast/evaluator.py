@@ -1,4 +1,4 @@
-"""Samples of held-out prompts -> avg@k, pass@k, cons@k with intervals. Used in training and alone."""
+"""Samples of held-out prompts -> pass@k and cons@k with intervals. Used in training and alone."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

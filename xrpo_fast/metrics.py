@@ -140,7 +140,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:80]!r}") from None
+            raise ValueError(
+                f"{path}:{number}: expected a JSON object, got {line[:80]!r}"
+            ) from None
     return rows
 
 

@@ -112,7 +112,7 @@ class Policy:
         )
 
     def save(self, folder: Path) -> None:
-        """Model and tokenizer in Hugging Face format; transformers and vLLM load it as it stands."""
+        """Model and tokenizer in Hugging Face format, as transformers and vLLM load it."""
         self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
@@ -120,7 +120,9 @@ class Policy:
 def has_plain_head(model: Any) -> bool:
     """True where logits are head(hidden) and nothing else, so that they can be cut in chunks."""
     config = model.config
-    bent = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_scaling", None)
+    bent = getattr(config, "final_logit_softcapping", None) or getattr(
+        config, "logits_scaling", None
+    )
     return isinstance(model.get_output_embeddings(), nn.Linear) and not bent
 
 

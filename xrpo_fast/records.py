@@ -64,7 +64,9 @@ def write_rollouts(
             "round": [r.round_index for r in rollouts],
             "finish_order": [r.finish_order for r in rollouts],
             "seeded": [r.is_seeded for r in rollouts],
-            "similarity": [max((e.similarity for e in r.exemplars), default=None) for r in rollouts],
+            "similarity": [
+                max((e.similarity for e in r.exemplars), default=None) for r in rollouts
+            ],
             "exemplar_ids": [[e.prompt_id for e in r.exemplars] for r in rollouts],
             "reward": [r.verdict.reward for r in rollouts],
             "solved": [r.verdict.solved for r in rollouts],

@@ -223,7 +223,10 @@ class Collector:
         order = {request_id: i for i, request_id in enumerate(run.finish_order)}
         ids = sorted(
             run.completions,
-            key=lambda i: (run.completions[i].request.group, run.completions[i].request.sample_index),
+            key=lambda i: (
+                run.completions[i].request.group,
+                run.completions[i].request.sample_index,
+            ),
         )
         return [
             Rollout(

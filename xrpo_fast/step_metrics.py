@@ -124,7 +124,9 @@ def gini(counts: np.ndarray) -> float:
     if total == 0:
         return 0.0
     ranks = np.arange(1, len(ordered) + 1)
-    return float((2 * (ranks * ordered).sum()) / (len(ordered) * total) - (len(ordered) + 1) / len(ordered))
+    return float(
+        (2 * (ranks * ordered).sum()) / (len(ordered) * total) - (len(ordered) + 1) / len(ordered)
+    )
 
 
 def _duplicate_frac(groups: dict[int, list[Rollout]]) -> float:

@@ -142,9 +142,7 @@ class Trainer:
             ):
                 self.updater.apply(batch)
 
-    def _remember(
-        self, rollouts: Sequence[Rollout], prompts: Sequence[Prompt], step: int
-    ) -> None:
+    def _remember(self, rollouts: Sequence[Rollout], prompts: Sequence[Prompt], step: int) -> None:
         """Successes into the corpus, after the update: a step never retrieves from itself."""
         if self.exemplars is None:
             return
@@ -210,7 +208,8 @@ class Trainer:
         if state["fingerprint"] != self.prompts.fingerprint:
             raise ValueError(
                 f"data.train: expected the data set of the checkpoint (fingerprint "
-                f"{state['fingerprint']}), got {self.prompts.fingerprint}; resume with the same data"
+                f"{state['fingerprint']}), got {self.prompts.fingerprint}; "
+                "resume with the same data"
             )
         self.steps_done = state["steps_done"]
         self.sampler.load_state_dict(state["sampler"])

@@ -1,8 +1,9 @@
 """The nouns that flow through a step. Every stage takes and returns these and nothing else.
 
-    Prompt -> Request -> Completion -> Rollout -> (advantages) -> TrainingRow -> MiniBatch -> MicroBatch
+    Prompt -> Request -> Completion -> Rollout -> TrainingRow -> MiniBatch -> MicroBatch
 
-Dimensions: P prompts (groups), S sequences (rollouts), T packed tokens, V vocabulary, L padded length.
+Dimensions: P prompts (groups), S sequences (rollouts), T packed tokens, V vocabulary, L padded
+length.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ class Prompt:
     index: int
     """Position in the data set, 0..len-1."""
     question: str
-    """What the user asks, as text: embedded for retrieval, shown in samples and in seeded prompts."""
+    """What the user asks, as text: embedded for retrieval, shown in seeded prompts."""
     token_ids: tuple[int, ...]
     """The rendered prompt, exactly what the engine gets."""
     answer: Any

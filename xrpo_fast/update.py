@@ -104,7 +104,9 @@ class Updater:
         loss = output.loss
         if micro.reference_logprobs is not None:
             terms = k3_terms(new.logprobs, micro.reference_logprobs)
-            loss = loss + self.loss_config.kl_weight * self.objective.aggregate(terms, inputs, scale)
+            loss = loss + self.loss_config.kl_weight * self.objective.aggregate(
+                terms, inputs, scale
+            )
             self.sums.add(kl=terms.sum())
         self.sums.add(
             loss=loss,
@@ -143,7 +145,9 @@ class Updater:
         batches = cut_micro_batches(rows, self.optim_config.micro_batch_tokens)
         if not batches:
             return []
-        packed = [policy.token_logprobs(self._collate([rows[i] for i in b])).logprobs for b in batches]
+        packed = [
+            policy.token_logprobs(self._collate([rows[i] for i in b])).logprobs for b in batches
+        ]
         order = [i for batch in batches for i in batch]
         ends = np.cumsum([len(rows[i].response_ids) for i in order])[:-1]
         pieces = np.split(torch.cat(packed).cpu().numpy(), ends)

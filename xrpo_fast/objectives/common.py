@@ -36,7 +36,7 @@ class LossInputs:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LossScale:
-    """Constants of the loss: the whole mini-batch's denominators, whatever the micro-batch holds."""
+    """Constants of the loss, with the whole mini-batch's denominators."""
 
     clip_low: float
     clip_high: float
