@@ -1,0 +1,288 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from xrpo_fast.data import PromptSampler, load_prompts
+from xrpo_fast.sources import DataError
+from xrpo_fast.tasks import symbols
+from xrpo_fast.tasks.policy import build_tokenizer
+from xrpo_fast.templates import PromptTemplate
+
+DATA = Path(__file__).parent / "data"
+
+
+class CharacterTokenizer:
+    """One id per character; enough of a tokenizer for prompts."""
+
+    bos_token_id = None
+    chat_template = "{{ messages }}"
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(character) for character in text]}
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, **_):
+        return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
+
+
+def load(source, *, chat=False, **options):
+    template = PromptTemplate(CharacterTokenizer(), raw=not chat)
+    return load_prompts(str(source), **{"template": template, "max_prompt_tokens": 9999, **options})
+
+
+def write_jsonl(folder, rows, name="set.jsonl"):
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+ROWS = [{"question": f"q{i}", "answer": str(i), "extra": i} for i in range(4)]
+
+
+def test_builtin_symbols():
+    template = PromptTemplate(build_tokenizer(), raw=True)
+    train = load_prompts("builtin:symbols", template=template, max_prompt_tokens=64)
+    test = load_prompts("builtin:symbols", template=template, max_prompt_tokens=64, split="test")
+    other = load_prompts("builtin:symbols?seed=1", template=template, max_prompt_tokens=64)
+    assert (len(train), len(test)) == (544, 136)
+    assert train[0].question == symbols.load()[0]["question"]
+    assert train[0].tier in symbols.TIERS
+    assert not {p.id for p in train.prompts} & {p.id for p in test.prompts}
+    assert len({train.fingerprint, test.fingerprint, other.fingerprint}) == 3
+
+
+def test_jsonl(tmp_path):
+    prompts = load(write_jsonl(tmp_path, ROWS))
+    assert [p.question for p in prompts.prompts] == ["q0", "q1", "q2", "q3"]
+    second = prompts[1]
+    assert (second.index, second.answer, second.columns) == (1, "1", {"extra": 1})
+    assert second.token_ids == (ord("q"), ord("1"))
+    assert second.id.endswith("/set/1")
+
+
+def test_parquet_equals_jsonl(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "set.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    assert load(path).prompts == load(write_jsonl(tmp_path, ROWS)).prompts
+
+
+@pytest.mark.parametrize("saved", ["dataset", "dict", "files"])
+def test_folders(tmp_path, saved):
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path / "mine"
+    if saved == "files":
+        folder.mkdir()
+        write_jsonl(folder, ROWS, "train.jsonl")
+    else:
+        rows = datasets.Dataset.from_list(ROWS)
+        if saved == "dict":
+            rows = datasets.DatasetDict({"train": rows})
+        rows.save_to_disk(folder)
+    prompts = load(folder)
+    assert [p.answer for p in prompts.prompts] == ["0", "1", "2", "3"]
+    assert prompts.name == "mine/train"
+
+
+def test_chat_prompts_and_nested_answers(tmp_path):
+    row = {
+        "prompt": [{"role": "user", "content": "1 + 1?"}],
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+    }
+    (prompt,) = load(write_jsonl(tmp_path, [row]), chat=True).prompts
+    assert (prompt.question, prompt.answer) == ("1 + 1?", "2")
+    assert "".join(map(chr, prompt.token_ids)) == "[user]1 + 1?[assistant]"
+    assert prompt.messages == row["prompt"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "q", "answer": "a", "solution": "long"},
+        {"question": "q", "solution": "a"},
+        {"prompt": "q", "label": "a"},
+        {"prompt": "q", "ground_truth": "a"},
+        {"prompt": "q", "reward_spec": {"method": "rule", "ground_truth": "a"}},
+        {"Problem": "q", "Answer": "a"},
+    ],
+    ids=lambda row: "-".join(row),
+)
+def test_recognised_columns(tmp_path, row):
+    (prompt,) = load(write_jsonl(tmp_path, [row])).prompts
+    assert (prompt.question, prompt.answer) == ("q", "a")
+
+
+def test_column_map(tmp_path):
+    row = {"ask": {"text": "q"}, "gold": "a", "uid": "x7", "level": 5, "tests": [1], "answer": "b"}
+    columns = {
+        "prompt": "ask.text",
+        "answer": "gold",
+        "id": "uid",
+        "tier": "level",
+        "cases": "tests",
+    }
+    (prompt,) = load(write_jsonl(tmp_path, [row]), columns=columns).prompts
+    assert (prompt.question, prompt.answer, prompt.tier) == ("q", "a", "5")
+    assert prompt.id.endswith("/set/x7")
+    assert prompt.columns == {"cases": [1], "answer": "b"}
+
+
+def test_answer_may_be_declared_absent(tmp_path):
+    path = write_jsonl(tmp_path, [{"question": "q"}])
+    assert load(path, columns={"answer": ""})[0].answer is None
+
+
+def test_overlong_prompts_are_dropped_and_counted(tmp_path, caplog):
+    rows = [{"question": "q" * n, "answer": "a"} for n in (1, 5, 6, 2)]
+    prompts = load(write_jsonl(tmp_path, rows), max_prompt_tokens=5)
+    assert [len(p.token_ids) for p in prompts.prompts] == [1, 5, 2]
+    assert [p.index for p in prompts.prompts] == [0, 1, 2]
+    assert [p.id.rpartition("/")[2] for p in prompts.prompts] == ["0", "1", "3"]
+    assert prompts.dropped_overlong == 1
+    assert "dropped 1 of more than 5 tokens" in caplog.text
+
+
+def test_exact_duplicates_are_dropped_and_counted(tmp_path):
+    rows = [*ROWS, *ROWS, {"question": "q0", "answer": "other"}]
+    prompts = load(write_jsonl(tmp_path, rows))
+    assert (len(prompts), prompts.dropped_duplicates) == (5, 4)
+
+
+def test_limit(tmp_path):
+    assert len(load(write_jsonl(tmp_path, ROWS), limit=3)) == 3
+    assert len(load(write_jsonl(tmp_path, ROWS), limit=0)) == 4
+
+
+def test_fingerprint_sees_order_answers_and_template(tmp_path):
+    base = load(write_jsonl(tmp_path, ROWS))
+    assert load(write_jsonl(tmp_path, ROWS)).fingerprint == base.fingerprint
+    changed = [
+        load(write_jsonl(tmp_path, ROWS[::-1])),
+        load(write_jsonl(tmp_path, [*ROWS[:3], {**ROWS[3], "answer": "9"}])),
+        load(write_jsonl(tmp_path, ROWS), chat=True),
+        load(write_jsonl(tmp_path, ROWS), limit=3),
+    ]
+    assert len({base.fingerprint, *(other.fingerprint for other in changed)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([{"text": "q", "gold": "a"}], {}, r"data.columns.prompt: expected one of prompt, question"),
+        ([{"text": "q", "gold": "a"}], {}, r"got the columns gold, text; set data.columns.prompt"),
+        ([{"question": "q"}], {}, r"data.columns.answer: expected one of answer, solution"),
+        (ROWS, {"columns": {"answer": "gold"}}, r"data.columns.answer: expected 'gold' in"),
+        ([], {}, r"expected at least one row in .*set.jsonl', got none"),
+        (ROWS, {"max_prompt_tokens": 1}, r"at most 1 tokens .* got 4 longer ones and no other"),
+        ([{"question": "", "answer": "a"}], {}, r"row 0 .*expected text or messages, got an empty"),
+        ([*ROWS, {"question": "q"}], {}, r"row 4 .*expected the column 'answer' as in the first"),
+        ([{**ROWS[0], "id": 1}, {**ROWS[1], "id": 1}], {}, r"expected unique ids .* got 1 twice"),
+        ([{"question": [{"role": "user"}], "answer": "a"}], {"chat": True}, r"row 0 of"),
+    ],
+)
+def test_unusable_data(tmp_path, rows, options, message):
+    with pytest.raises(DataError, match=message):
+        load(write_jsonl(tmp_path, rows), **options)
+
+
+def test_bad_gold_answer_names_its_row(tmp_path):
+    with pytest.raises(DataError, match=r"row 0 of .*set.jsonl'.*invalid literal"):
+        load(write_jsonl(tmp_path, [{"question": "q", "answer": "x"}]), check_answer=int)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("missing.jsonl", "expected a file, found none at 'missing.jsonl'"),
+        ("/no/such/folder", "which is none of them"),
+        ("name", "got 'name', which is none of them"),
+        ("builtin:symbols?seed=x", "builtin:symbols: invalid literal"),
+    ],
+)
+def test_unknown_source(source, message):
+    with pytest.raises(DataError, match=message):
+        load(source)
+
+
+def test_unknown_split_of_the_builtin_task():
+    with pytest.raises(DataError, match="split: expected 'train' or 'test', got 'dev'"):
+        load("builtin:symbols", split="dev")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"question": "q", "answer": "a"}\nnot json\n', "line 2 is not"),
+        ("[1, 2]\n", "line 1 is a list"),
+    ],
+)
+def test_broken_jsonl(tmp_path, text, message):
+    path = tmp_path / "set.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        load(path)
+
+
+def test_broken_parquet(tmp_path):
+    path = tmp_path / "set.parquet"
+    path.write_text("not parquet")
+    with pytest.raises(DataError, match="expected a Parquet file"):
+        load(path)
+
+
+def test_unknown_split_of_a_saved_folder(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "d")
+    with pytest.raises(DataError, match=r"data.split: expected one of train in .*, got 'test'"):
+        load(tmp_path / "d", split="test")
+
+
+def take(sampler, *sizes):
+    return [sampler.next_batch(size) for size in sizes]
+
+
+def test_sampler_takes_every_prompt_once_per_epoch():
+    sampler = PromptSampler(12, seed=3)
+    first, second = take(sampler, 4, 4, 4), take(sampler, 4, 4, 4)
+    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
+    assert first != second
+    assert take(PromptSampler(12, seed=4), 4, 4, 4) != first
+    assert take(PromptSampler(12, seed=3), 4, 4, 4) == first
+
+
+def test_sampler_keeps_the_tail_and_never_repeats_within_a_batch():
+    sampler = PromptSampler(7, seed=0)
+    batches = take(sampler, *[5] * 70)
+    assert all(len(set(batch)) == 5 for batch in batches)
+    counts = [sum(batch.count(index) for batch in batches) for index in range(7)]
+    assert counts == [50] * 7
+
+
+def test_sampler_epoch_is_that_of_the_next_prompt():
+    sampler = PromptSampler(3, seed=0)
+    epochs = []
+    for _ in range(4):
+        sampler.next_batch(2)
+        epochs.append(sampler.epoch)
+    assert epochs == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 3, 7])
+def test_sampler_resumes_exactly(num_taken):
+    sampler = PromptSampler(7, seed=5)
+    take(sampler, *[5] * num_taken)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    resumed = PromptSampler(7, seed=99)
+    resumed.load_state_dict(state)
+    assert take(resumed, *[5] * 20) == take(sampler, *[5] * 20)
+
+
+def test_sampler_rejects_what_cannot_be():
+    with pytest.raises(ValueError, match="num_prompts: expected >= 1, got 0"):
+        PromptSampler(0, seed=0)
+    with pytest.raises(ValueError, match=r"k: expected 1..3, the number of prompts, got 4"):
+        PromptSampler(3, seed=0).next_batch(4)
+    with pytest.raises(ValueError, match="expected a position in 3 prompts, got one in 4"):
+        PromptSampler(3, seed=0).load_state_dict(PromptSampler(4, seed=0).state_dict())

@@ -1,0 +1,271 @@
+"""Data sets -> prompts, and the order in which a run takes them.
+
+A source is a .jsonl or .parquet file, a data set folder, a hub id ("owner/name" or
+"owner/name:config"), "builtin:symbols" (with ?seed=N), or "reasoning_gym:<dataset>" (with
+?size=N). Files and the built-in task need nothing beyond the core dependencies.
+"""
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xrpo_fast.layouts import MISSING, apply_layout, look_up, resolve_columns
+from xrpo_fast.sources import DataError, Record, read_records
+from xrpo_fast.templates import PromptTemplate, TemplateError, question_of
+from xrpo_fast.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class PromptSet:
+    """The prompts of one data set, in its own order."""
+
+    name: str
+    prompts: list[Prompt] = field(repr=False)
+    fingerprint: str
+    """SHA-256 over ids, token ids and answers: another set, order or template has another."""
+    dropped_overlong: int
+    dropped_duplicates: int
+    """Rows whose prompt and answer both occurred before."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return self.prompts[index]
+
+
+def load_prompts(
+    source: str,
+    *,
+    template: PromptTemplate,
+    max_prompt_tokens: int,
+    columns: dict[str, str] | None = None,
+    split: str = "train",
+    limit: int | None = None,
+    seed: int = 0,
+    check_answer: Callable[[Any], object] | None = None,
+) -> PromptSet:
+    """Read a data set and render its prompts.
+
+    Args:
+        source: see the module.
+        max_prompt_tokens: longer prompts are dropped and counted.
+        columns: our name -> the data set's column, "a.b" for a field of a struct; for prompt,
+            answer, id and tier, and for any other name that a reward function wants. An empty
+            string says that there is none.
+        split: of folders, hub data sets and generated tasks; files have none.
+        limit: keep only the first N prompts.
+        seed: of generated tasks.
+        check_answer: called with each answer; a ValueError is reported with the row.
+    Raises:
+        DataError: missing file or column, no rows, only over-long prompts, a bad answer.
+    """
+    reader = _RowReader(source, split, dict(columns or {}), template, check_answer)
+    prompts: list[Prompt] = []
+    num_overlong = num_rows = 0
+    for row, record in enumerate(read_records(source, split, seed)):
+        num_rows += 1
+        prompt = reader.prompt(row, record, index=len(prompts))
+        if prompt is None:
+            continue
+        if len(prompt.token_ids) > max_prompt_tokens:
+            num_overlong += 1
+            continue
+        prompts.append(prompt)
+        if limit and len(prompts) == limit:
+            break
+    if not num_rows:
+        raise DataError(f"data: expected at least one row in {source!r}, got none")
+    if not prompts:
+        raise DataError(
+            f"data: expected prompts of at most {max_prompt_tokens} tokens in {source!r}, got "
+            f"{num_overlong} longer ones and no other; raise data.max_prompt_tokens"
+        )
+    if num_overlong or reader.num_duplicates:
+        logger.warning(
+            "%s: %d prompts kept; dropped %d of more than %d tokens and %d exact duplicates",
+            *(source, len(prompts), num_overlong, max_prompt_tokens, reader.num_duplicates),
+        )
+    return PromptSet(
+        name=reader.name,
+        prompts=prompts,
+        fingerprint=_fingerprint(prompts),
+        dropped_overlong=num_overlong,
+        dropped_duplicates=reader.num_duplicates,
+    )
+
+
+class _RowReader:
+    """One row -> one prompt, with the columns that the data set turned out to have."""
+
+    def __init__(
+        self,
+        source: str,
+        split: str,
+        columns: dict[str, str],
+        template: PromptTemplate,
+        check_answer: Callable[[Any], object] | None,
+    ) -> None:
+        self.source = source
+        base = source.partition("?")[0].rstrip("/")
+        is_file = base.endswith((".jsonl", ".parquet"))
+        parts = Path(base).with_suffix("").parts[-2:] if is_file else (Path(base).name, split)
+        self.name = "/".join(parts)
+        self.columns = columns
+        self.template = template
+        self.check_answer = check_answer
+        self.num_duplicates = 0
+        self._seen_rows: set[bytes] = set()
+        self._seen_ids: set[str] = set()
+        self._resolved: dict[str, str] | None = None
+
+    def prompt(self, row: int, record: Record, *, index: int) -> Prompt | None:
+        """The prompt of a row; None for an exact duplicate of an earlier one."""
+        record = apply_layout(record, self.columns)
+        if self._resolved is None:
+            self._resolved = resolve_columns(record, self.columns, self.source)
+        values = {name: look_up(record, path) for name, path in self._resolved.items()}
+        if absent := [name for name, value in values.items() if value is MISSING]:
+            raise DataError(
+                f"row {row} of {self.source!r}: expected the column "
+                f"{self._resolved[absent[0]]!r} as in the first row, got {', '.join(record)}"
+            )
+        messages, answer = values.pop("prompt"), values.pop("answer", None)
+        if self._is_duplicate(messages, answer):
+            self.num_duplicates += 1
+            return None
+        try:
+            if not messages:
+                raise ValueError("prompt: expected text or messages, got an empty value")
+            question = question_of(messages)
+            token_ids = self.template.render(messages)
+            if self.check_answer is not None:
+                self.check_answer(answer)
+        except TemplateError as error:
+            raise DataError(f"{error} (row {row} of {self.source!r})") from error
+        except (TypeError, ValueError) as error:
+            raise DataError(f"row {row} of {self.source!r}: {error}") from error
+        used = {path.partition(".")[0] for path in self._resolved.values()}
+        others = {name: value for name, value in record.items() if name not in used}
+        others |= {k: v for k, v in values.items() if k not in ("id", "tier")}
+        return Prompt(
+            id=self._id(row, values.get("id")),
+            index=index,
+            question=question,
+            token_ids=token_ids,
+            answer=answer,
+            messages=messages,
+            columns=others,
+            tier=str(values.get("tier") or ""),
+        )
+
+    def _is_duplicate(self, messages: Any, answer: Any) -> bool:
+        key = hashlib.sha256(_stable_bytes([messages, answer])).digest()
+        is_known = key in self._seen_rows
+        self._seen_rows.add(key)
+        return is_known
+
+    def _id(self, row: int, own_id: Any) -> str:
+        """Unique in the set: the data set's own id where there is one, else the row."""
+        identity = f"{self.name}/{row if own_id is None else own_id}"
+        if identity in self._seen_ids:
+            raise DataError(
+                f"data.columns.id: expected unique ids in {self.source!r}, got {own_id!r} twice "
+                '(again in row %d); name another column, or set it to "" to number the rows' % row
+            )
+        self._seen_ids.add(identity)
+        return identity
+
+
+def _fingerprint(prompts: Iterable[Prompt]) -> str:
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(_stable_bytes([prompt.id, prompt.token_ids, prompt.answer]))
+    return digest.hexdigest()
+
+
+def _stable_bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=repr).encode()
+
+
+class PromptSampler:
+    """Which prompts come next: seeded, reshuffled each epoch, every prompt once per epoch.
+
+    A batch that passes the end of an epoch takes the tail and goes on with the next epoch's order,
+    without a prompt twice in one batch: one that is already in it waits for the next batch.
+
+    Raises:
+        ValueError: num_prompts < 1.
+    """
+
+    def __init__(self, num_prompts: int, seed: int) -> None:
+        if num_prompts < 1:
+            raise ValueError(f"num_prompts: expected >= 1, got {num_prompts}")
+        self.num_prompts = num_prompts
+        self.seed = seed
+        self.epoch = 0
+        """Epoch of the next prompt, from 0."""
+        self._cursor = 0
+        self._postponed: list[int] = []
+        self._order = self._shuffled(0)
+
+    def next_batch(self, k: int) -> list[int]:
+        """Indices of the next k prompts, all different.
+
+        Raises:
+            ValueError: k is not in 1..num_prompts.
+        """
+        if not 1 <= k <= self.num_prompts:
+            raise ValueError(
+                f"k: expected 1..{self.num_prompts}, the number of prompts, got {k}; lower "
+                "rollout.prompts_per_step or use more data"
+            )
+        batch, self._postponed = self._postponed[:k], self._postponed[k:]
+        while len(batch) < k:
+            if self._cursor == self.num_prompts:
+                self.epoch += 1
+                self._cursor = 0
+                self._order = self._shuffled(self.epoch)
+            index = self._order[self._cursor]
+            self._cursor += 1
+            (self._postponed if index in batch else batch).append(index)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the order, JSON-able."""
+        return {
+            "num_prompts": self.num_prompts,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "cursor": self._cursor,
+            "postponed": list(self._postponed),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where state_dict was taken.
+
+        Raises:
+            ValueError: the state is of another number of prompts.
+        """
+        if state["num_prompts"] != self.num_prompts:
+            raise ValueError(
+                f"state: expected a position in {self.num_prompts} prompts, got one in "
+                f"{state['num_prompts']}; resume with the data set of the checkpoint"
+            )
+        self.seed = state["seed"]
+        self.epoch = state["epoch"]
+        self._cursor = state["cursor"]
+        self._postponed = list(state["postponed"])
+        self._order = self._shuffled(self.epoch)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        # Only random() is promised to give the same numbers in every Python.
+        rng = random.Random(f"order {self.seed} {epoch}")
+        keys = [rng.random() for _ in range(self.num_prompts)]
+        return sorted(range(self.num_prompts), key=keys.__getitem__)
