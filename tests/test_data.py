@@ -170,7 +170,7 @@ def test_fingerprint_sees_order_answers_and_template(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([{"text": "q", "gold": "a"}], {}, r"data.columns.prompt: expected one of prompt, question"),
+        ([{"text": "q", "gold": "a"}], {}, r"columns.prompt: expected one of prompt, question"),
         ([{"text": "q", "gold": "a"}], {}, r"got the columns gold, text; set data.columns.prompt"),
         ([{"question": "q"}], {}, r"data.columns.answer: expected one of answer, solution"),
         (ROWS, {"columns": {"answer": "gold"}}, r"data.columns.answer: expected 'gold' in"),
@@ -246,7 +246,8 @@ def take(sampler, *sizes):
 def test_sampler_takes_every_prompt_once_per_epoch():
     sampler = PromptSampler(12, seed=3)
     first, second = take(sampler, 4, 4, 4), take(sampler, 4, 4, 4)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
+    for epoch in (first, second):
+        assert sorted(index for batch in epoch for index in batch) == list(range(12))
     assert first != second
     assert take(PromptSampler(12, seed=4), 4, 4, 4) != first
     assert take(PromptSampler(12, seed=3), 4, 4, 4) == first

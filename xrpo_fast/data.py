@@ -21,6 +21,7 @@ from xrpo_fast.types import Prompt
 
 logger = logging.getLogger(__name__)
 
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PromptSet:
     """The prompts of one data set, in its own order."""

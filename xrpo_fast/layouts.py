@@ -1,7 +1,7 @@
 """Which columns of a data set mean what, and layouts whose rows need more than a column map.
 
-A layout (code problems) adds `prompt` and `answer` to the row. The answer of a code problem is a dictionary that
-rewards/code.py understands; encoded tests stay encoded until a worker needs them.
+A layout (code problems) adds `prompt` and `answer` to the row. The answer of a code problem is a
+dictionary that rewards/code.py understands; encoded tests stay encoded until a worker needs them.
 """
 
 from collections.abc import Callable
