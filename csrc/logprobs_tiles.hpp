@@ -1,0 +1,42 @@
+// What the vectorised tile kernels take and give; one table per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace xrpo {
+
+enum class Dtype { F32 = 0, BF16 = 1, F16 = 2, F64 = 3 };
+
+// 1 / temperature in units of log2(e), in two floats: x * hi is rounded, the rest is not lost.
+struct ExpScale {
+    float hi, lo;
+    float lowest;  // below it exp underflows: hi * lowest = -126
+};
+
+// Of one tile: max = max x, sum = sum exp((x - max) / T), weighted = sum exp((x - max) / T) (x - max).
+struct TileStats {
+    double max, sum, weighted;
+};
+
+// dx = exp((x - max) / T) (constant + slope (x - max)).
+struct GradientScale {
+    ExpScale exp;
+    float max, constant, slope;
+};
+
+struct TileKernels {
+    const char* name;
+    TileStats (*stats)(Dtype dtype, const void* x, std::int64_t n, const ExpScale& scale,
+                       bool with_weighted);
+    // `out` may be x. `streaming`: past the cache, for outputs larger than it.
+    void (*gradient)(Dtype dtype, const void* x, void* out, std::int64_t n,
+                     const GradientScale& scale, bool with_slope, bool streaming);
+};
+
+const TileKernels& base_tile_kernels() noexcept;
+#if defined(__x86_64__)
+const TileKernels& avx2_tile_kernels() noexcept;
+const TileKernels& avx512_tile_kernels() noexcept;
+#endif
+
+}  // namespace xrpo
