@@ -1,8 +1,20 @@
 // The one file that knows Python: pybind11 bindings of the planner and the CPU kernels.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "advantages.hpp"
 #include "logprobs.hpp"
+#include "planner.hpp"
+#include "student_t.hpp"
 
 namespace py = pybind11;
 
@@ -109,7 +121,243 @@ void bind_kernels(py::module_& m) {
 
 }  // namespace
 
+// Planner; its face is xrpo_fast.planner.
+namespace planner {
+
+using xrpo::PlannerState;
+using xrpo::RolloutPlanner;
+template <class T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+constexpr double MAX_REWARD = 1e100;  // squares of larger ones overflow
+
+Array<double> student_t_quantile(const Array<double>& p, const Array<double>& df) {
+    Array<double> out(p.size());
+    const double* p_data = p.data();
+    const double* df_data = df.data();
+    double* out_data = out.mutable_data();
+    const auto count = p.size();
+    py::gil_scoped_release release;
+    for (py::ssize_t i = 0; i < count; ++i)
+        out_data[i] = xrpo::student_t_quantile(p_data[i], df_data[i]);
+    return out;
+}
+
+RolloutPlanner make(std::int64_t base_rollouts, std::int64_t rounds, double exploration,
+                    double confidence, int allocation, int spread, int clock,
+                    std::optional<std::int64_t> max_rollouts_per_prompt, bool is_relative,
+                    bool use_history) {
+    xrpo::PlannerOptions options{};
+    options.base_rollouts = base_rollouts;
+    options.rounds = rounds;
+    options.exploration = exploration;
+    options.confidence = confidence;
+    options.allocation = static_cast<xrpo::Allocation>(allocation);
+    options.spread = static_cast<xrpo::Spread>(spread);
+    options.clock = static_cast<xrpo::Clock>(clock);
+    options.max_rollouts_per_prompt =
+        max_rollouts_per_prompt.value_or(std::numeric_limits<std::int64_t>::max());
+    options.is_relative = is_relative;
+    options.use_history = use_history;
+    return RolloutPlanner(options);
+}
+
+std::uint64_t hash_text(const std::string& text) {  // FNV-1a
+    std::uint64_t hash = 0xcbf29ce484222325ULL;
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
+    return hash;
+}
+
+void begin_step(RolloutPlanner& self, std::size_t num_prompts, std::int64_t total, std::int64_t step,
+                std::int64_t seed, const std::optional<std::vector<std::string>>& ids,
+                std::vector<double> a, std::vector<double> b) {
+    const std::uint64_t stem = xrpo::mix_bits(xrpo::mix_bits(static_cast<std::uint64_t>(seed)) ^
+                                              static_cast<std::uint64_t>(step));
+    std::vector<std::uint64_t> ties(num_prompts);
+    for (std::size_t q = 0; q < num_prompts; ++q)
+        ties[q] = xrpo::mix_bits(stem ^ (ids ? hash_text((*ids)[q]) : q));
+    self.begin_step(total, step, std::move(ties), {std::move(a), std::move(b)});
+}
+
+std::optional<Array<std::int64_t>> plan_round(RolloutPlanner& self, bool allow_partial) {
+    Array<std::int64_t> counts(static_cast<py::ssize_t>(self.num_prompts()));
+    std::int64_t* data = counts.mutable_data();
+    bool is_planned = false;
+    {
+        py::gil_scoped_release release;
+        is_planned = self.plan_round(allow_partial, data);
+    }
+    return is_planned ? std::optional(counts) : std::nullopt;
+}
+
+std::vector<std::int64_t> next_prompts(RolloutPlanner& self, std::int64_t k) {
+    std::vector<std::int64_t> prompts;
+    while (static_cast<std::int64_t>(prompts.size()) < k) {
+        const auto prompt = self.next_prompt();
+        if (!prompt) break;
+        prompts.push_back(*prompt);
+    }
+    return prompts;
+}
+
+void check_results(const RolloutPlanner& self, const Array<std::int64_t>& prompts,
+                   const Array<double>& rewards, bool is_binary) {
+    const auto& stats = self.state().stats;
+    // One result needs no copy: streaming commits them one by one.
+    std::vector<std::int32_t> spent;
+    if (prompts.size() > 1) spent = stats.spent;
+    const auto count_result = [&](std::int64_t q) {
+        const auto index = static_cast<std::size_t>(q);
+        return (spent.empty() ? stats.spent[index] + 1 : ++spent[index]) > stats.planned[index];
+    };
+    for (py::ssize_t i = 0; i < prompts.size(); ++i) {
+        std::ostringstream message;
+        const std::int64_t q = prompts.data()[i];
+        const double reward = rewards.data()[i];
+        if (q < 0 || q >= static_cast<std::int64_t>(self.num_prompts()))
+            message << "prompt_indices: expected 0 <= index < " << self.num_prompts() << ", got " << q;
+        else if (std::isinf(reward) || std::fabs(reward) > MAX_REWARD)
+            message << "rewards: expected finite values up to 1e100, or NaN for unscored, got "
+                    << reward;
+        else if (is_binary && !std::isnan(reward) && reward != 0.0 && reward != 1.0)
+            message << "rewards: expected 0 or 1 with std='jeffreys' or history=True, got " << reward;
+        else if (count_result(q))
+            message << "prompt_indices: expected at most the "
+                    << stats.planned[static_cast<std::size_t>(q)] << " rollouts planned for prompt "
+                    << q << ", got one more result; plan before observing";
+        else continue;
+        message << " (result " << i << ")";
+        throw std::invalid_argument(message.str());
+    }
+}
+
+void observe(RolloutPlanner& self, const Array<std::int64_t>& prompts, const Array<double>& rewards,
+             const Array<bool>& is_seeded, bool is_binary) {
+    check_results(self, prompts, rewards, is_binary);
+    const std::int64_t* prompt_data = prompts.data();
+    const double* reward_data = rewards.data();
+    const bool* seeded_data = is_seeded.data();
+    const auto count = prompts.size();
+    py::gil_scoped_release release;
+    for (py::ssize_t i = 0; i < count; ++i)
+        self.observe(static_cast<std::size_t>(prompt_data[i]), reward_data[i], seeded_data[i]);
+}
+
+template <class T>
+Array<T> to_array(const std::vector<T>& values) {
+    return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+Array<std::int64_t> widen(const std::vector<std::int32_t>& values) {
+    return to_array(std::vector<std::int64_t>(values.begin(), values.end()));
+}
+
+template <class Function>
+Array<double> per_prompt(const RolloutPlanner& self, const Function& function) {
+    std::vector<double> values(self.num_prompts());
+    for (std::size_t q = 0; q < values.size(); ++q) values[q] = function(q);
+    return to_array(values);
+}
+
+// Visits every field of the state by name: written once for saving and loading.
+template <class State, class Visitor>
+void visit_state(State& state, const Visitor& visit) {
+    visit("total", state.total);
+    visit("step", state.step);
+    visit("round", state.round);
+    visit("handed_out", state.handed_out);
+    visit("observed", state.observed);
+    visit("num_reserved", state.num_reserved);
+    visit("earlier_rollouts", state.earlier_rollouts);
+    visit("is_streaming_step", state.is_streaming_step);
+    visit("is_waiting", state.is_waiting);
+    visit("num_ready", state.num_ready);
+    visit("ready_variance_sum", state.ready_variance_sum);
+    visit("ties", state.ties);
+    visit("reserved", state.reserved);
+    visit("prior_a", state.priors.a);
+    visit("prior_b", state.priors.b);
+    visit("planned", state.stats.planned);
+    visit("spent", state.stats.spent);
+    visit("scored", state.stats.scored);
+    visit("unseeded", state.stats.unseeded);
+    visit("unseeded_wins", state.stats.unseeded_wins);
+    visit("shift", state.stats.shift);
+    visit("sum", state.stats.sum);
+    visit("sum_squares", state.stats.sum_squares);
+}
+
+py::dict get_state(const RolloutPlanner& self) {
+    py::dict out;
+    visit_state(self.state(), [&](const char* name, const auto& field) { out[name] = py::cast(field); });
+    return out;
+}
+
+void set_state(RolloutPlanner& self, const py::dict& values) {
+    PlannerState state;
+    visit_state(state, [&](const char* name, auto& field) {
+        if (!values.contains(name))
+            throw std::invalid_argument(std::string("state: expected the key ") + name + ", got none");
+        field = values[name].cast<std::decay_t<decltype(field)>>();
+    });
+    const std::size_t count = state.ties.size();
+    const std::size_t num_priors = self.options().use_history ? count : 0;
+    const auto& stats = state.stats;
+    for (const std::size_t size :
+         {state.reserved.size(), stats.planned.size(), stats.spent.size(), stats.scored.size(),
+          stats.unseeded.size(), stats.unseeded_wins.size(), stats.shift.size(), stats.sum.size(),
+          stats.sum_squares.size()})
+        if (size != count) throw std::invalid_argument("state: expected one value per prompt");
+    if (state.priors.a.size() != num_priors || state.priors.b.size() != num_priors)
+        throw std::invalid_argument("state: expected priors exactly where history=True");
+    self.restore(std::move(state));
+}
+
+void bind(py::module_& m) {
+    m.def("student_t_quantile", &student_t_quantile, py::arg("p"), py::arg("df"));
+    py::class_<RolloutPlanner>(m, "RolloutPlanner")
+        .def(py::init(&make), py::kw_only(), py::arg("base_rollouts"), py::arg("rounds"),
+             py::arg("exploration"), py::arg("confidence"), py::arg("allocation"), py::arg("spread"),
+             py::arg("clock"), py::arg("max_rollouts_per_prompt"), py::arg("is_relative"),
+             py::arg("use_history"))
+        .def("begin_step", &begin_step)
+        .def("plan_round", &plan_round)
+        .def("next_prompts", &next_prompts)
+        .def("observe", &observe)
+        .def("is_waiting", &RolloutPlanner::is_waiting)
+        .def("is_done", &RolloutPlanner::is_done)
+        .def("is_streaming_step",
+             [](const RolloutPlanner& self) { return self.state().is_streaming_step; })
+        .def("uses_rounds", [](const RolloutPlanner& self) { return self.state().round > 0; })
+        .def("priorities",
+             [](RolloutPlanner& self) {
+                 std::vector<double> values(self.num_prompts());
+                 self.priorities(values.data());
+                 return to_array(values);
+             })
+        .def("counts", [](const RolloutPlanner& self) { return widen(self.state().stats.spent); })
+        .def("planned", [](const RolloutPlanner& self) { return widen(self.state().stats.planned); })
+        .def("unseeded",
+             [](const RolloutPlanner& self) {
+                 const auto& stats = self.state().stats;
+                 return py::make_tuple(widen(stats.unseeded), widen(stats.unseeded_wins));
+             })
+        .def("means",
+             [](const RolloutPlanner& self) {
+                 return per_prompt(self, [&](auto q) { return self.state().stats.mean(q); });
+             })
+        .def("stds",
+             [](const RolloutPlanner& self) {
+                 return per_prompt(self, [&](auto q) { return self.state().stats.stddev(q); });
+             })
+        .def("get_state", &get_state)
+        .def("set_state", &set_state);
+}
+
+}  // namespace planner
+
 PYBIND11_MODULE(_native, m) {
     m.doc() = "C++ core of xrpo_fast: planner, Student-t quantiles, CPU kernels.";
     bind_kernels(m);
+    planner::bind(m);
 }
