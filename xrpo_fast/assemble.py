@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from xrpo_fast.config import Config
+from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.data import PromptSampler, PromptSet, load_prompts
 from xrpo_fast.evaluator import Evaluator
 from xrpo_fast.exemplars import ExemplarStore, PromptStates
@@ -50,7 +49,7 @@ class Parts:
         self.verifier.close()
 
 
-def assemble(config: Config, console: Console, *, checkpoint: Path | None = None) -> Parts:
+def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     """Build every part of a run; `checkpoint` gives weights and position to go on from.
 
     Raises:
@@ -69,20 +68,31 @@ def assemble(config: Config, console: Console, *, checkpoint: Path | None = None
     template = make_template(config, policy.tokenizer)
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
-    report_data(console, prompts, eval_sets)
+    report_data(prompts, eval_sets)
     clock, sums = Clock(), DeviceSums()
-    engine = start_engine(config, policy, checkpoint)
+    max_model_len = model_length(config, policy, [prompts.prompts, *eval_sets.values()])
+    engine = start_engine(config, policy, checkpoint, max_model_len)
     sampler = PromptSampler(len(prompts), config.run.seed)
     planner = make_planner(config, len(prompts))
     store, states = make_exemplars(config, prompts, eval_sets)
     seeder = (
-        PromptSeeder(store, states, template, sampler, config.icl.max_exemplar_tokens)
+        PromptSeeder(
+            store,
+            states,
+            template,
+            sampler,
+            max_exemplar_tokens=config.icl.max_exemplar_tokens,
+            max_prompt_tokens=max_model_len - config.rollout.max_response_tokens,
+        )
         if store is not None
         else None
     )
 
+    # The built-in verifier wants to see the '$' that ends a response, which is its EOS.
+    skip_special_tokens = not config.data.train.startswith(BUILTIN_DATA)
+
     def decode(token_ids: Any) -> str:
-        return policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return policy.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     limits: dict[str, Any] = {
         "seed": config.run.seed,
@@ -206,20 +216,35 @@ def answer_check(config: Config):
     return parse_gold
 
 
-def report_data(console: Console, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]) -> None:
+def report_data(prompts: PromptSet, eval_sets: dict[str, list[Prompt]]) -> None:
     held_out = ", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"
     line = f"{len(prompts)} training prompts; held out: {held_out}"
     if prompts.dropped_overlong:
         line += f"; {prompts.dropped_overlong} prompts over data.max_prompt_tokens left out"
-    console.print(line, markup=False, highlight=False)
     logger.info(line)
 
 
-def start_engine(config: Config, policy: Policy, checkpoint: Path | None) -> Engine:
-    icl_tokens = config.icl.num_exemplars * 2 * config.icl.max_exemplar_tokens
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+def model_length(config: Config, policy: Policy, sets: list[list[Prompt]]) -> int:
+    """Tokens of prompt and response that the engine must hold: the longest prompt, worked examples
+    in front of it, and a full response; within what the model can take."""
+    longest_prompt = max(len(prompt.token_ids) for prompts in sets for prompt in prompts)
+    needed = longest_prompt + config.rollout.max_response_tokens
+    limit = policy.model.config.max_position_embeddings
+    if needed > limit:
+        raise ConfigError(
+            f"rollout.max_response_tokens: expected at most {limit - longest_prompt} (the model "
+            f"holds {limit} tokens, the longest prompt has {longest_prompt}), got "
+            f"{config.rollout.max_response_tokens}; lower it or data.max_prompt_tokens"
+        )
     if config.icl.enabled:
-        longest += icl_tokens
+        # A worked example is a question and a response.
+        needed += config.icl.num_exemplars * (longest_prompt + config.icl.max_exemplar_tokens)
+    return min(needed, limit)
+
+
+def start_engine(
+    config: Config, policy: Policy, checkpoint: Path | None, max_model_len: int
+) -> Engine:
     return make_engine(
         config.rollout.engine,
         model=policy.model,
@@ -229,11 +254,11 @@ def start_engine(config: Config, policy: Policy, checkpoint: Path | None) -> Eng
         ),
         max_slots=config.rollout.max_concurrent,
         pad_token_id=policy.pad_token_id,
-        compute_dtype=policy.compute_dtype,
         dtype=engine_dtype(config, policy),
-        max_model_len=longest,
+        max_model_len=max_model_len,
         seed=config.run.seed,
         gpu_memory_fraction=config.rollout.gpu_memory_fraction,
+        trust_remote_code=config.model.trust_remote_code,
     )
 
 

@@ -18,7 +18,8 @@ Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo"]
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names the key and the cure. Exit code 2."""
+    """The configuration, or the model or data that it names, cannot be used; the message names the
+    key and the cure. Exit code 2."""
 
 
 class Section(BaseModel):

@@ -79,9 +79,6 @@ class TrainingDisplay:
                 highlight=False,
             )
 
-    def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
-
 
 def accuracy_table(first: Mapping[str, float], last: Mapping[str, float], name: str) -> Table:
     """Held-out accuracy before and after, whole set and per tier."""

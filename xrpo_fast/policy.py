@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from xrpo_fast.config import ModelConfig
+from xrpo_fast.config import ConfigError, ModelConfig
 from xrpo_fast.ops import TokenLogprobs, linear_token_logprobs, token_logprobs
 from xrpo_fast.types import MicroBatch
 
@@ -23,7 +23,7 @@ MAX_LOGITS_BYTES = 256 * 2**20
 BUILTIN_MODEL = "builtin:symbols"
 
 
-class ModelError(ValueError):
+class ModelError(ConfigError):
     """The model or its tokenizer cannot be used; the message says why. Exit code 2."""
 
 
@@ -89,12 +89,10 @@ class Policy:
         scaling = getattr(self.model.config, "logits_scaling", None)
         return logits / scaling if scaling else logits
 
-    def engine_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """The full state dict, tied heads included: an engine that is not handed the head keeps
-        its old copy and nothing complains."""
-        for name, tensor in self.model.state_dict().items():
-            is_float = tensor.is_floating_point()
-            yield name, tensor.to(dtype) if is_float else tensor
+    def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The full float32 state dict, tied heads included: an engine that is not handed the head
+        keeps its old copy and nothing complains. Engines convert to their own dtype."""
+        yield from self.model.state_dict().items()
 
     def num_trainable(self) -> int:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -173,7 +171,7 @@ def model_path(path: str) -> str:
     """Folder of the built-in policy, or the path itself."""
     if path != BUILTIN_MODEL:
         return path
-    from xrpo_fast.tasks.symbols import POLICY_DIR
+    from xrpo_fast.tasks.policy import POLICY_DIR
 
     return str(POLICY_DIR)
 

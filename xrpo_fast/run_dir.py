@@ -5,6 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from xrpo_fast.config import Config, ConfigError, dump_config, load_config
 
 MAY_CHANGE_ON_RESUME = {"run.steps", "run.output_dir", "run.threads", "log", "checkpoint", "eval"}
@@ -94,10 +96,36 @@ def _flat(values: dict, prefix: str = "") -> dict:
 
 
 def log_to_file(path: Path) -> logging.Handler:
-    """Everything the package logs, in log.txt."""
+    """Everything the package logs, tracebacks included, in log.txt."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("xrpo_fast")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    _add_handler(handler, logging.DEBUG)
     return handler
+
+
+def log_to_console(console: Console) -> None:
+    """What a person should know while it runs: choices made for them, warnings."""
+    _add_handler(_ConsoleHandler(console), logging.INFO)
+
+
+def _add_handler(handler: logging.Handler, level: int) -> None:
+    logger = logging.getLogger("xrpo_fast")
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    handler.setLevel(level)
+    logger.addHandler(handler)
+
+
+class _ConsoleHandler(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        is_warning = record.levelno >= logging.WARNING
+        self._console.print(
+            f"warning: {record.getMessage()}" if is_warning else record.getMessage(),
+            style="yellow" if is_warning else None,
+            markup=False,
+            highlight=False,
+        )

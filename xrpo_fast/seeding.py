@@ -18,13 +18,16 @@ class PromptSeeder:
         states: PromptStates | None,
         template: PromptTemplate,
         sampler: PromptSampler,
+        *,
         max_exemplar_tokens: int,
+        max_prompt_tokens: int,
     ) -> None:
         self.store = store
         self.states = states
         self.template = template
         self.sampler = sampler
         self.max_exemplar_tokens = max_exemplar_tokens
+        self.max_prompt_tokens = max_prompt_tokens
         self._step = -1
         self._made: dict[int, SeededPrompt | None] = {}
         self.num_shown = 0
@@ -43,9 +46,12 @@ class PromptSeeder:
             return None
         fitted = [self._fit(exemplar) for exemplar in self.store.retrieve(prompt.index, step)]
         exemplars = tuple(exemplar for exemplar in fitted if exemplar is not None)
-        if not exemplars:
-            return None
-        return self.template.render_seeded(prompt, exemplars), exemplars
+        while exemplars:
+            prompt_ids = self.template.render_seeded(prompt, exemplars)
+            if len(prompt_ids) <= self.max_prompt_tokens:
+                return prompt_ids, exemplars
+            exemplars = exemplars[:-1]
+        return None
 
     def _fit(self, exemplar: Exemplar) -> Exemplar | None:
         """The exemplar within max_exemplar_tokens, cut where it must be; None: skip it."""

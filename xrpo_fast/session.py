@@ -81,7 +81,6 @@ class Session:
         if step == 1:
             limit = config.rollout.max_response_tokens
             for finding in first_step_findings(result.metrics, limit):
-                display.warn(finding)
                 logger.warning(finding)
         every = config.eval.every_steps
         is_last = step == config.run.steps

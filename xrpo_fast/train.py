@@ -14,6 +14,7 @@ from types import FrameType
 from rich.console import Console
 
 from xrpo_fast.config import Config, ConfigError, dump_config, load_config
+from xrpo_fast.run_dir import log_to_console, log_to_file, open_run_dir
 
 EXIT_FAILED, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -27,6 +28,7 @@ class RunFailed(RuntimeError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     console = Console()
+    log_to_console(console)
     try:
         options, overrides = parse_arguments(arguments)
         config = load_config(options.config, overrides)
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(config, options, console)
     except Exception as error:
         code, text = explain(error)
-        logger.exception("the run ended with an error")
+        logger.debug("the run ended with an error", exc_info=True)
         Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False)
         return code
 
@@ -71,10 +73,7 @@ def parse_overrides(rest: Sequence[str]) -> list[tuple[str, str]]:
 
 def explain(error: Exception) -> tuple[int, str]:
     """Exit code and message of an error."""
-    from xrpo_fast.data import DataError
-    from xrpo_fast.policy import ModelError
-
-    if isinstance(error, ConfigError | DataError | ModelError):
+    if isinstance(error, ConfigError):
         return EXIT_UNUSABLE, str(error)
     if isinstance(error, OSError):
         return EXIT_FAILED, f"{error}; the last checkpoint stands, go on with --resume"
@@ -94,7 +93,6 @@ def dry_run(config: Config, console: Console) -> int:
 def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
     from xrpo_fast.assemble import assemble
     from xrpo_fast.checkpoint import latest_checkpoint
-    from xrpo_fast.run_dir import log_to_file, open_run_dir
     from xrpo_fast.session import Session
 
     run = open_run_dir(config, resume=options.resume, overwrite=options.overwrite)
@@ -106,7 +104,7 @@ def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
                 f"--resume: expected a complete checkpoint in {run.checkpoints}, found none; "
                 "start over with --overwrite"
             )
-        parts = assemble(config, console, checkpoint=checkpoint)
+        parts = assemble(config, checkpoint=checkpoint)
         session = Session(config, run, parts, console)
         with StopOnSignal(console) as stop:
             finished = session.run(should_stop=stop.is_asked)

@@ -71,7 +71,7 @@ class Trainer:
         rows, shaped = self._shape(rollouts, len(prompts))
         self._update(rows, len(prompts))
         with self.clock("sync"):
-            self.engine.load_weights(self.policy.engine_weights(self.engine_dtype))
+            self.engine.load_weights(self.policy.engine_weights())
         with self.clock("retrieve"):
             self._remember(rollouts, prompts, step)
         self.steps_done = step
