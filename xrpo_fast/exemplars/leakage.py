@@ -8,13 +8,14 @@ A training problem is blocked, and the first reason that holds is counted, where
     cosine      its cosine to one exceeds 0.9 (natural language only)
 
 Prompts of generated tasks differ in digits alone, so only id and text count there. Thirteen words
-that stand in many problems ("Solve the following ... Put your answer ...") are no evidence.
+that stand in many problems ("Solve the following ... Put your answer ...") are an instruction and
+no evidence, nor are runs that begin or end in it.
 """
 
 import hashlib
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Literal
 
 import numpy as np
@@ -55,10 +56,17 @@ def problem_groups(prompts: Sequence[Prompt], kind: Kind, known: dict[str, int])
     return groups
 
 
-def grams(text: str) -> set[str]:
-    """All runs of 13 words of a text."""
+def grams(text: str, instruction: Set[str] = frozenset()) -> set[str]:
+    """All runs of 13 words of a text, but for those that touch an instruction's runs."""
     tokens = words(text)
-    return {" ".join(tokens[i : i + GRAM_WORDS]) for i in range(len(tokens) - GRAM_WORDS + 1)}
+    runs = [" ".join(tokens[i : i + GRAM_WORDS]) for i in range(len(tokens) - GRAM_WORDS + 1)]
+    if instruction.isdisjoint(runs):
+        return set(runs)
+    is_instruction = np.zeros(len(tokens), bool)
+    for i, run in enumerate(runs):
+        if run in instruction:
+            is_instruction[i : i + GRAM_WORDS] = True
+    return {run for i, run in enumerate(runs) if not is_instruction[i : i + GRAM_WORDS].any()}
 
 
 class LeakageGuard:
@@ -87,15 +95,15 @@ class LeakageGuard:
         """Reason for each blocked training prompt, by its index."""
         eval_ids = {prompt.id for prompt in eval_prompts}
         eval_texts = set(eval_groups.tolist())
-        shared: list[set[str]] = [set()] * len(prompts)
+        shares_gram = [False] * len(prompts)
         if kind == "natural":
-            shared = self._share_grams(prompts, eval_prompts, groups)
+            shares_gram = self._share_grams(prompts, eval_prompts, groups)
         for row, prompt in enumerate(prompts):
             if prompt.id in eval_ids:
                 self.reasons[row] = "id"
             elif int(groups[row]) in eval_texts:
                 self.reasons[row] = "text"
-            elif shared[row] & self._grams:
+            elif shares_gram[row]:
                 self.reasons[row] = "13-gram"
             elif kind == "natural" and similarities[row] > MAX_SIMILARITY:
                 self.reasons[row] = "cosine"
@@ -114,8 +122,8 @@ class LeakageGuard:
 
     def _share_grams(
         self, prompts: Sequence[Prompt], eval_prompts: Sequence[Prompt], groups: np.ndarray
-    ) -> list[set[str]]:
-        """Sets the evaluation grams that are evidence; returns each training prompt's share."""
+    ) -> list[bool]:
+        """Finds the evaluation's telling runs; says of each training prompt if it shares one."""
         in_eval = _count_grams(grams(prompt.question) for prompt in eval_prompts)
         shared = [grams(prompt.question) & in_eval.keys() for prompt in prompts]
         _, first_rows = np.unique(groups, return_index=True)
@@ -124,13 +132,17 @@ class LeakageGuard:
         max_eval = len(eval_prompts)
         if len(eval_prompts) >= _MIN_EVAL_FOR_INSTRUCTION:
             max_eval = len(eval_prompts) // 2
-        self._grams = {
-            gram
-            for gram, count in in_eval.items()
-            if count <= max_eval and in_train[gram] <= max_train
+        instruction = {
+            gram for gram, n in in_eval.items() if n > max_eval or in_train[gram] > max_train
         }
-        self.num_instruction_grams = len(in_eval) - len(self._grams)
-        return shared
+        self.num_instruction_grams = len(instruction)
+        for prompt in eval_prompts:
+            self._grams |= grams(prompt.question, instruction)
+        return [
+            not found.isdisjoint(self._grams)
+            and not self._grams.isdisjoint(grams(prompt.question, instruction))
+            for prompt, found in zip(prompts, shared, strict=True)
+        ]
 
 
 def _count_grams(sets: Iterable[set[str]]) -> Counter[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import sparse
 
 from xrpo_fast.exemplars.embed import Vectors
@@ -140,14 +141,21 @@ def _dense_pairs(
 ) -> _Pairs:
     """As _sparse_pairs, cut to the best num_neighbours of a row and their equals: most pairs of
     sentence embeddings are within the bounds, too many to sort."""
-    candidates = np.where(_is_within(np.round(product, _DECIMALS), bounds), product, -np.inf)
-    candidates[_same(query_groups, key_groups)] = -np.inf
-    if candidates.shape[1] > num_neighbours:
-        last = np.partition(candidates, -num_neighbours, axis=1)[:, -num_neighbours, None]
-        rows, columns = np.nonzero(candidates >= np.maximum(last - 10.0**-_DECIMALS, -2.0))
-    else:
-        rows, columns = np.nonzero(candidates >= -2.0)
-    return rows, columns, np.round(candidates[rows, columns], _DECIMALS)
+    low, high = bounds
+    edge = 10.0**-_DECIMALS
+    flat = product.reshape(-1)
+    if high is not None:
+        near_high = np.flatnonzero(flat >= np.float32(high - edge))
+        flat[near_high[~_is_within(np.round(flat[near_high], _DECIMALS), bounds)]] = -np.inf
+    product[_same(query_groups, key_groups)] = -np.inf
+    floor = np.full((len(product), 1), low - edge, np.float32)
+    if product.shape[1] > num_neighbours:
+        best = torch.topk(torch.from_numpy(product), num_neighbours, dim=1).values
+        floor = np.maximum(floor, best[:, -1:].numpy() - np.float32(edge))
+    rows, columns = np.divmod(np.flatnonzero(product >= floor), product.shape[1])
+    values = np.round(product[rows, columns], _DECIMALS)
+    is_kept = _is_within(values, bounds)
+    return rows[is_kept], columns[is_kept], values[is_kept]
 
 
 def _same(query_groups: np.ndarray, key_groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
