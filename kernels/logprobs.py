@@ -1,0 +1,573 @@
+"""Log-prob and entropy of one token per row of logits, forward and backward, each in one pass.
+
+Legend: T rows (scored tokens), V columns of which the first vocab_size count; y the row's label.
+
+    z_v      = (x_v - max_v x_v) / temperature
+    logprob  = z_y - log sum_v exp(z_v)
+    entropy  = log sum_v exp(z_v) - sum_v p_v z_v                  p_v = exp(z_v) / sum_u exp(z_u)
+    dx_v     = (dlogprob (1[v = y] - p_v) + dentropy p_v (sum_u p_u z_u - z_v)) / temperature
+
+A program reads one row, segment by segment, 8 tiles each. Where rows are few it reads one segment
+and a second launch merges the segments in the same order: the same bits either way. The label's
+column joins last, in float64, so that 1 - p_y, which the backward needs, is exact even where p_y
+rounds to 1. Kept for the backward are the row's maximum and sum (12 bytes), not their logarithm: a
+rounded log-sum-exp costs confident tokens their gradient. The backward recomputes exp from the
+logits, tile by tile, and may write over them. A row that is masked, has a label outside the
+vocabulary, or has no upstream gradient is not read.
+
+Bytes for logits of b bytes: forward T V b, backward 2 T V b, and a few per row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from xrpo_fast.kernels.primitives import (
+    LOG2_E,
+    MINUS_INF,
+    add_tile,
+    empty_stats,
+    is_set,
+    load_tail,
+    merge,
+    reduce_lanes,
+    row_start,
+    row_temperature,
+    tile_offsets,
+)
+from xrpo_fast.kernels.tuning import (
+    MERGE_OPTIONS,
+    device_of,
+    is_readable,
+    is_row_aligned,
+    splits_rows,
+    vocab_tile,
+)
+
+# Never specialised: one kernel for all lengths, strides, temperatures and masks. ALIGNED says all.
+_SCALARS = ["logits_stride", "out_stride", "vocab_size", "num_columns", "num_segments"]
+_SCALARS += ["temperature", "temperature_stride", "has_temperatures", "has_mask"]
+_PER_ROW = ["labels_ptr", "temperature_ptr", "mask_ptr", "logprobs_ptr", "entropy_ptr"]
+_PER_ROW += ["row_max_ptr", "row_sum_ptr", "dlogprobs_ptr", "dentropy_ptr", "partials_ptr"]
+
+# fmt: off: the parameter lists of the kernels are one group per line.
+
+
+@triton.jit
+def _segment_stats(
+    row_ptr,
+    segment,
+    vocab_size,
+    label,
+    scale,
+    WITH_ENTROPY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    VEC: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    SEGMENT_TILES: tl.constexpr,
+):
+    """(max, sum, dev) of the columns of one segment, without the label's."""
+    tile: tl.constexpr = TILE_ROWS * LANES * VEC
+    start = segment * (tile * SEGMENT_TILES)
+    stop = tl.minimum(start + tile * SEGMENT_TILES, vocab_size)
+    full_stop = start + (stop - start) // tile * tile
+    offs = tile_offsets(TILE_ROWS, LANES, VEC)
+    lane_max = tl.full([LANES], MINUS_INF, tl.float32)
+    lane_sum = tl.zeros([LANES], tl.float32)
+    lane_dev = tl.zeros([LANES], tl.float32)
+    for base in range(start, full_stop, tile):
+        x = tl.load(row_ptr + (base + offs)).to(tl.float32)
+        if (label >= base) & (label < base + tile):
+            x = tl.where(base + offs == label, MINUS_INF, x)
+        lane_max, lane_sum, lane_dev = add_tile(
+            x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
+        )
+    if full_stop < stop:
+        x = load_tail(row_ptr, full_stop + offs, stop, VEC, ALIGNED)
+        x = tl.where(full_stop + offs == label, MINUS_INF, x)
+        lane_max, lane_sum, lane_dev = add_tile(
+            x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
+        )
+    return reduce_lanes(lane_max, lane_sum, lane_dev, scale, WITH_ENTROPY)
+
+
+@triton.jit
+def _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size):
+    """(is the row scored, its label, or -1 where the row must not be read)."""
+    scored = is_set(mask_ptr, row, has_mask)
+    label = tl.load(labels_ptr + row).to(tl.int64)
+    is_usable = scored & (label >= 0) & (label < vocab_size)
+    return scored, tl.where(is_usable, label, -1)
+
+
+@triton.jit
+def _finish_row(
+    row,
+    row_max,
+    row_sum,
+    row_dev,
+    label_logit,
+    temperature,
+    scale,
+    logprobs_ptr,
+    entropy_ptr,
+    row_max_ptr,
+    row_sum_ptr,
+    WITH_ENTROPY: tl.constexpr,
+):
+    """Lets the label's column join and writes the results of a row."""
+    label_sum = tl.where(label_logit == MINUS_INF, 0.0, 1.0).to(tl.float64)
+    row_max, row_sum, row_dev = merge(
+        row_max, row_sum, row_dev, label_logit, label_sum, label_sum * 0.0, scale
+    )
+    log_sum = tl.log(row_sum)
+    label_z = (label_logit.to(tl.float64) - row_max.to(tl.float64)) / temperature.to(tl.float64)
+    tl.store(logprobs_ptr + row, (label_z - log_sum).to(tl.float32))
+    if WITH_ENTROPY:
+        entropy = log_sum - row_dev / row_sum / temperature.to(tl.float64)
+        tl.store(entropy_ptr + row, entropy.to(tl.float32))
+    tl.store(row_max_ptr + row, row_max)
+    tl.store(row_sum_ptr + row, row_sum)
+
+
+@triton.jit
+def _skip_row(
+    row, scored, logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY: tl.constexpr
+):
+    """Writes the results of a row that is masked (0) or has no usable label (NaN)."""
+    value = tl.where(scored, float("nan"), 0.0)
+    tl.store(logprobs_ptr + row, value)
+    if WITH_ENTROPY:
+        tl.store(entropy_ptr + row, value)
+    tl.store(row_max_ptr + row, 0.0)
+    tl.store(row_sum_ptr + row, 1.0)
+
+
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_PER_ROW)
+def _token_logprobs_fwd_kernel(
+    logits_ptr,
+    labels_ptr,
+    temperature_ptr,
+    mask_ptr,
+    partials_ptr,
+    logprobs_ptr,
+    entropy_ptr,
+    row_max_ptr,
+    row_sum_ptr,
+    logits_stride,
+    vocab_size,
+    num_segments,
+    temperature,
+    temperature_stride,
+    has_temperatures,
+    has_mask,
+    SPLIT: tl.constexpr,
+    WITH_ENTROPY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    VEC: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    SEGMENT_TILES: tl.constexpr,
+):
+    """A program per row; SPLIT: per segment of a row, results in partials (T, num_segments, 3)."""
+    pid = tl.program_id(0)
+    row = pid // num_segments if SPLIT else pid
+    scored, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    if label >= 0:
+        value = row_temperature(
+            temperature_ptr, temperature, temperature_stride, has_temperatures, row
+        )
+        scale = LOG2_E / value
+        row_ptr = row_start(logits_ptr, row, logits_stride, VEC, ALIGNED)
+        if SPLIT:
+            row_max, row_sum, row_dev = _segment_stats(
+                row_ptr,
+                pid % num_segments,
+                vocab_size,
+                label,
+                scale,
+                WITH_ENTROPY,
+                ALIGNED,
+                VEC,
+                TILE_ROWS,
+                LANES,
+                SEGMENT_TILES,
+            )
+            tl.store(partials_ptr + pid * 3, row_max.to(tl.float64))
+            tl.store(partials_ptr + pid * 3 + 1, row_sum)
+            tl.store(partials_ptr + pid * 3 + 2, row_dev)
+        else:
+            label_logit = tl.load(row_ptr + label).to(tl.float32)
+            row_max, row_sum, row_dev = empty_stats()
+            for segment in range(num_segments):
+                next_max, next_sum, next_dev = _segment_stats(
+                    row_ptr,
+                    segment,
+                    vocab_size,
+                    label,
+                    scale,
+                    WITH_ENTROPY,
+                    ALIGNED,
+                    VEC,
+                    TILE_ROWS,
+                    LANES,
+                    SEGMENT_TILES,
+                )
+                row_max, row_sum, row_dev = merge(
+                    row_max, row_sum, row_dev, next_max, next_sum, next_dev, scale
+                )
+            _finish_row(
+                row,
+                row_max,
+                row_sum,
+                row_dev,
+                label_logit,
+                value,
+                scale,
+                logprobs_ptr,
+                entropy_ptr,
+                row_max_ptr,
+                row_sum_ptr,
+                WITH_ENTROPY,
+            )
+    elif not SPLIT:
+        _skip_row(row, scored, logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY)
+
+
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=[*_PER_ROW, "logits_ptr"])
+def _token_logprobs_merge_kernel(
+    logits_ptr,
+    labels_ptr,
+    temperature_ptr,
+    mask_ptr,
+    partials_ptr,
+    logprobs_ptr,
+    entropy_ptr,
+    row_max_ptr,
+    row_sum_ptr,
+    logits_stride,
+    vocab_size,
+    num_segments,
+    temperature,
+    temperature_stride,
+    has_temperatures,
+    has_mask,
+    WITH_ENTROPY: tl.constexpr,
+):
+    """A program per row: merges its segments in the order of the kernel that reads whole rows."""
+    row = tl.program_id(0)
+    scored, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    if label >= 0:
+        value = row_temperature(
+            temperature_ptr, temperature, temperature_stride, has_temperatures, row
+        )
+        scale = LOG2_E / value
+        label_logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + label).to(tl.float32)
+        row_max, row_sum, row_dev = empty_stats()
+        for segment in range(num_segments):
+            partial_ptr = partials_ptr + (row * num_segments + segment) * 3
+            next_max = tl.load(partial_ptr).to(tl.float32)
+            next_sum = tl.load(partial_ptr + 1)
+            next_dev = tl.load(partial_ptr + 2)
+            row_max, row_sum, row_dev = merge(
+                row_max, row_sum, row_dev, next_max, next_sum, next_dev, scale
+            )
+        _finish_row(
+            row,
+            row_max,
+            row_sum,
+            row_dev,
+            label_logit,
+            value,
+            scale,
+            logprobs_ptr,
+            entropy_ptr,
+            row_max_ptr,
+            row_sum_ptr,
+            WITH_ENTROPY,
+        )
+    else:
+        _skip_row(row, scored, logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY)
+
+
+@triton.jit
+def _tile_gradient(
+    x,
+    offs_v,
+    base,
+    label,
+    row_max,
+    row_sum,
+    mean_z,
+    scale,
+    inv_temperature,
+    gain,
+    slope,
+    TILE: tl.constexpr,
+    HAS_DENTROPY: tl.constexpr,
+):
+    """float32 dlogits of a tile x; gain = dlogprob / (sum temperature), slope of the entropy."""
+    diff = x - row_max
+    exp = tl.exp2(diff * scale)
+    dx = exp * -gain.to(tl.float32)
+    if (label >= base) & (label < base + TILE):
+        # 1 - p_y = (sum - exp_y) / sum, in float64: exact where p_y rounds to 1.
+        rest = row_sum - exp.to(tl.float64)
+        dx = tl.where(offs_v == label, (gain * rest).to(tl.float32), dx)
+    if HAS_DENTROPY:
+        # exp is 0 where diff is -inf: select, for their product is NaN.
+        term = exp * (slope.to(tl.float32) * (mean_z - diff * inv_temperature))
+        dx += tl.where(exp == 0.0, 0.0, term)
+    return dx
+
+
+@triton.jit
+def _segment_gradient(
+    row_ptr,
+    out_row_ptr,
+    start,
+    stop,
+    label,
+    row_max,
+    row_sum,
+    mean_z,
+    value,
+    gain,
+    slope,
+    vocab_size,
+    columns,
+    HAS_DENTROPY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    VEC: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Writes dlogits of columns start..stop-1; each is read, then written, by one thread."""
+    tile: tl.constexpr = TILE_ROWS * LANES * VEC
+    offs = tile_offsets(TILE_ROWS, LANES, VEC)
+    scale = LOG2_E / value
+    inv_temperature = 1.0 / value
+    full_stop = start + tl.maximum(tl.minimum(stop, vocab_size) - start, 0) // tile * tile
+    for base in range(start, full_stop, tile):
+        offs_v = base + offs
+        x = tl.load(row_ptr + offs_v).to(tl.float32)
+        dx = _tile_gradient(
+            x,
+            offs_v,
+            base,
+            label,
+            row_max,
+            row_sum,
+            mean_z,
+            scale,
+            inv_temperature,
+            gain,
+            slope,
+            tile,
+            HAS_DENTROPY,
+        )
+        tl.store(out_row_ptr + offs_v, dx.to(out_row_ptr.dtype.element_ty))
+    for base in range(full_stop, stop, tile):
+        offs_v = base + offs
+        x = load_tail(row_ptr, offs_v, vocab_size, VEC, ALIGNED)
+        dx = _tile_gradient(
+            x,
+            offs_v,
+            base,
+            label,
+            row_max,
+            row_sum,
+            mean_z,
+            scale,
+            inv_temperature,
+            gain,
+            slope,
+            tile,
+            HAS_DENTROPY,
+        )
+        dx = tl.where(offs_v < vocab_size, dx, 0.0).to(out_row_ptr.dtype.element_ty)
+        tl.store(out_row_ptr + offs_v, dx, mask=offs_v < columns)
+
+
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_PER_ROW)
+def _token_logprobs_bwd_kernel(
+    dlogprobs_ptr,
+    dentropy_ptr,
+    logits_ptr,
+    labels_ptr,
+    temperature_ptr,
+    mask_ptr,
+    row_max_ptr,
+    row_sum_ptr,
+    entropy_ptr,
+    dlogits_ptr,
+    logits_stride,
+    out_stride,
+    vocab_size,
+    num_columns,
+    num_segments,
+    temperature,
+    temperature_stride,
+    has_temperatures,
+    has_mask,
+    HAS_DENTROPY: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    VEC: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    SEGMENT_TILES: tl.constexpr,
+):
+    """A program per segment of a row."""
+    row = tl.program_id(0) // num_segments
+    tile: tl.constexpr = TILE_ROWS * LANES * VEC
+    columns = tl.multiple_of(num_columns, VEC) if ALIGNED else num_columns
+    start = tl.program_id(0) % num_segments * (tile * SEGMENT_TILES)
+    stop = tl.minimum(start + tile * SEGMENT_TILES, columns)
+    out_row_ptr = row_start(dlogits_ptr, row, out_stride, VEC, ALIGNED)
+    _, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    dlogprob = tl.load(dlogprobs_ptr + row).to(tl.float64)
+    dentropy = dlogprob * 0.0
+    if HAS_DENTROPY:
+        dentropy = tl.load(dentropy_ptr + row).to(tl.float64)
+    if (label >= 0) & ((dlogprob != 0.0) | (dentropy != 0.0)):
+        value = row_temperature(
+            temperature_ptr, temperature, temperature_stride, has_temperatures, row
+        )
+        row_max = tl.load(row_max_ptr + row)
+        row_sum = tl.load(row_sum_ptr + row)
+        mean_z = 0.0
+        if HAS_DENTROPY:
+            mean_z = (tl.log(row_sum) - tl.load(entropy_ptr + row).to(tl.float64)).to(tl.float32)
+        per_exp = 1.0 / (row_sum * value.to(tl.float64))
+        _segment_gradient(
+            row_start(logits_ptr, row, logits_stride, VEC, ALIGNED),
+            out_row_ptr,
+            start,
+            stop,
+            label,
+            row_max,
+            row_sum,
+            mean_z,
+            value,
+            dlogprob * per_exp,
+            dentropy * per_exp,
+            vocab_size,
+            columns,
+            HAS_DENTROPY,
+            ALIGNED,
+            VEC,
+            TILE_ROWS,
+            LANES,
+        )
+    else:
+        zero = tl.zeros([TILE_ROWS, LANES * VEC], dlogits_ptr.dtype.element_ty)
+        offs = tile_offsets(TILE_ROWS, LANES, VEC)
+        for base in range(start, stop, tile):
+            tl.store(out_row_ptr + base + offs, zero, mask=base + offs < columns)
+
+
+# fmt: on
+
+
+def _row_arguments(
+    temperature: float | Tensor, mask: Tensor | None, stand_in: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[float, int, bool, bool]]:
+    """(temperature_ptr, mask_ptr), (temperature, temperature_stride, has_temperatures, has_mask).
+
+    `stand_in` (float32) takes the place of what is absent, never read: one signature, one kernel.
+    """
+    mask_bytes = (stand_in if mask is None else mask).view(torch.uint8)
+    if isinstance(temperature, Tensor):
+        stride = int(temperature.numel() > 1)
+        return (temperature, mask_bytes), (1.0, stride, True, mask is not None)
+    return (stand_in, mask_bytes), (float(temperature), 0, False, mask is not None)
+
+
+def token_logprobs_fwd(
+    logits: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    vocab_size: int,
+    return_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(logprobs, entropy or an empty tensor, row_max, all float32, row_sum float64), each (T,).
+
+    logits (T, V) float32, bfloat16 or float16, any row stride; labels (T,) int32 or int64;
+    temperature a float or (T,) or (1,) float32; mask (T,) bool. One launch; two where rows are few.
+    """
+    num_rows = logits.shape[0]
+    logprobs, row_max = (logits.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
+    row_sum = logits.new_empty(num_rows, dtype=torch.float64)
+    entropy = logits.new_empty(num_rows if return_entropy else 0, dtype=torch.float32)
+    if num_rows == 0:
+        return logprobs, entropy, row_max, row_sum
+    tile = vocab_tile(vocab_size, logits.dtype)
+    num_segments = triton.cdiv(vocab_size, tile.segment_columns)
+    splits = splits_rows(num_rows, num_segments, logits.device)
+    partials = row_sum
+    if splits:
+        partials = logits.new_empty((num_rows, num_segments, 3), dtype=torch.float64)
+    readable_columns = triton.cdiv(vocab_size, tile.VEC) * tile.VEC
+    aligned = is_row_aligned(logits) and is_readable(logits, readable_columns)
+    pointers, options = _row_arguments(temperature, mask, row_max)
+    arguments = (
+        *(logits, labels, *pointers, partials, logprobs, entropy, row_max, row_sum),
+        *(logits.stride(0), vocab_size, num_segments, *options),
+    )
+    with device_of(logits):
+        _token_logprobs_fwd_kernel[(num_rows * num_segments if splits else num_rows,)](
+            *arguments,
+            SPLIT=splits,
+            WITH_ENTROPY=return_entropy,
+            ALIGNED=aligned,
+            **tile.constexprs(),
+            **tile.options(),
+        )
+        if splits:
+            _token_logprobs_merge_kernel[(num_rows,)](
+                *arguments, WITH_ENTROPY=return_entropy, **MERGE_OPTIONS
+            )
+    return logprobs, entropy, row_max, row_sum
+
+
+def token_logprobs_bwd(
+    dlogprobs: Tensor,
+    dentropy: Tensor | None,
+    logits: Tensor,
+    labels: Tensor,
+    temperature: float | Tensor,
+    mask: Tensor | None,
+    vocab_size: int,
+    row_max: Tensor,
+    row_sum: Tensor,
+    entropy: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """dlogits (T, V) in the dtype of logits: contiguous, or `out` (any row stride; may be logits).
+
+    dlogprobs and dentropy (T,) float32; row_max, row_sum and entropy as the forward gave them.
+    Columns from vocab_size on are 0. One launch.
+    """
+    if out is None:
+        out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    num_rows, num_columns = logits.shape
+    if num_rows == 0:
+        return out
+    tile = vocab_tile(vocab_size, logits.dtype)
+    num_segments = triton.cdiv(num_columns, tile.segment_columns)
+    pointers, options = _row_arguments(temperature, mask, row_max)
+    absent = row_max
+    with device_of(logits):
+        _token_logprobs_bwd_kernel[(num_rows * num_segments,)](
+            *(dlogprobs, absent if dentropy is None else dentropy, logits, labels, *pointers),
+            *(row_max, row_sum, absent if entropy is None else entropy, out),
+            *(logits.stride(0), out.stride(0), vocab_size, num_columns, num_segments, *options),
+            HAS_DENTROPY=dentropy is not None,
+            ALIGNED=is_row_aligned(logits) and is_row_aligned(out) and num_columns % tile.VEC == 0,
+            **tile.constexprs(),
+            **tile.options(),
+        )
+    return out
