@@ -72,6 +72,12 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     clock, sums = Clock(), DeviceSums()
     max_model_len = model_length(config, policy, [prompts.prompts, *eval_sets.values()])
     engine = start_engine(config, policy, checkpoint, max_model_len)
+    if config.planner.allocation == "streaming" and not engine.is_streaming:
+        engine.close()
+        raise ConfigError(
+            'planner.allocation: expected "proportional" or "greedy" with the transformers engine, '
+            'which runs whole batches, got "streaming"; use rollout.engine = "vllm"'
+        )
     sampler = PromptSampler(len(prompts), config.run.seed)
     planner = make_planner(config, len(prompts))
     store, states = make_exemplars(config, prompts, eval_sets)

@@ -1,0 +1,192 @@
+"""python -m xrpo_fast.train: exit codes, messages and what is left on disk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.small_run import CONFIG, small_arguments
+from xrpo_fast.metrics import read_metrics
+from xrpo_fast.train import main
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_small_run_leaves_everything_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path)) == 0
+    run = tmp_path / "quickstart"
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[4]["updates"] > 0
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step_2", "step_4"}
+    for name in ("config.toml", "log.txt", "report.html", "learning_curve_heldout.png"):
+        assert (run / name).stat().st_size > 0, name
+    assert len(list((run / "rollouts").glob("step_*.parquet"))) == 4
+    output = capsys.readouterr().out
+    assert "Held-out accuracy" in output
+    assert "Where the rollouts went" in output
+    assert "Seconds per step" in output
+
+
+def test_timings_add_up_to_the_step(tmp_path: Path) -> None:
+    assert main(small_arguments(tmp_path, run__steps="2")) == 0
+    row = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")[-1]
+    parts = sum(
+        value
+        for key, value in row.items()
+        if key.startswith("timing_s/") and key != "timing_s/step"
+    )
+    assert parts == pytest.approx(row["timing_s/step"])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "gspo", "gspo_token", "dapo"])
+def test_every_baseline_trains(algorithm: str, tmp_path: Path) -> None:
+    text = f'algorithm = "{algorithm}"\n' + CONFIG.read_text().split("\n", 4)[4]
+    config = tmp_path / "baseline.toml"
+    config.write_text(text)
+    arguments = small_arguments(tmp_path, run__steps="2", planner__base_rollouts="0")
+    assert main([str(config), *arguments[1:]]) == 0
+    row = read_metrics(tmp_path / "baseline" / "metrics.jsonl")[-1]
+    assert row["updates"] > 0
+    assert row["icl/seeded_rollouts"] == 0
+    assert "novelty/bonus_mean" not in row
+
+
+@pytest.mark.parametrize("train_prompt", ["original", "seeded", "original_shaped", "baseline_only"])
+def test_every_train_prompt_mode_trains(train_prompt: str, tmp_path: Path) -> None:
+    assert main(small_arguments(tmp_path, icl__train_prompt=train_prompt, run__steps="3")) == 0
+    rows = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")
+    assert sum(row.get("icl/seeded_rollouts", 0) for row in rows) > 0
+    assert all(row["mismatch/logprob_abs_max"] < 1e-4 for row in rows[1:])
+
+
+def test_kl_penalty_and_mismatch_correction(tmp_path: Path) -> None:
+    arguments = small_arguments(
+        tmp_path, run__steps="2", loss__kl_weight="0.1", loss__mismatch="tis"
+    )
+    assert main(arguments) == 0
+    row = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")[-1]
+    assert row["kl"] > 0
+
+
+def test_reused_run_name_is_an_error_and_nothing_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, run__steps="1")) == 0
+    before = (tmp_path / "quickstart" / "metrics.jsonl").read_text()
+    assert main(small_arguments(tmp_path, run__steps="1")) == 2
+    assert "use --resume to go on" in capsys.readouterr().err.replace("\n", " ")
+    assert (tmp_path / "quickstart" / "metrics.jsonl").read_text() == before
+
+
+def test_resume_without_a_checkpoint_fails_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, "--resume")) == 2
+    assert "expected the run folder" in capsys.readouterr().err
+
+
+def test_resume_with_another_learning_rate_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, run__steps="2")) == 0
+    changed = small_arguments(tmp_path, "--resume", optim__learning_rate="1e-3")
+    assert main(changed) == 2
+    assert "optim.learning_rate: expected 0.0005" in capsys.readouterr().err
+
+
+def test_run_that_trains_nothing_exits_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # No response of one token can be right, so every group is dead.
+    arguments = small_arguments(tmp_path, run__steps="2", rollout__max_response_tokens="1")
+    assert main(arguments) == 1
+    assert "at least one optimizer update" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_dry_run_checks_and_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, "--dry-run")) == 0
+    output = capsys.readouterr().out
+    assert "203,200 parameters" in output
+    assert "learning_rate = 0.0005" in output
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__path": "/nowhere/at/all"}, "model.path: expected a Hugging Face model folder"),
+        ({"data__train": "/nowhere.jsonl"}, "/nowhere.jsonl"),
+        ({"optim__lr": "1e-3"}, "here it is called optim.learning_rate"),
+        ({"rollout__rolouts_per_prompt": "4"}, "did you mean rollout.rollouts_per_prompt"),
+        ({"rollout__temperature": "-1"}, "rollout.temperature: expected greater than 0, got -1"),
+        ({"rollout__max_response_tokens": "9999"}, "the model holds 256 tokens"),
+        ({"planner__base_rollouts": "50"}, "planner.base_rollouts: expected at most"),
+        ({"planner__allocation": "streaming"}, 'streaming'),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_unusable_configuration_exits_2(
+    changes: dict[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, **changes)) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_ctrl_c_saves_a_checkpoint_and_exits_130(tmp_path: Path) -> None:
+    arguments = small_arguments(tmp_path, run__steps="500", checkpoint__every_steps="499")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xrpo_fast.train", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    metrics = tmp_path / "quickstart" / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and '"step": 2' not in _read(metrics):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.2)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 130, output
+    steps = [json.loads(line)["step"] for line in _read(metrics).splitlines()]
+    checkpoints = [path.name for path in (tmp_path / "quickstart" / "checkpoints").iterdir()]
+    assert checkpoints == [f"step_{steps[-1]}"]
+
+
+def test_full_disk_names_the_file_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    # RLIMIT_FSIZE makes every larger write fail, as a full disk does.
+    script = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "import xrpo_fast.session as s\n"
+        "real = s.save_checkpoint\n"
+        "def full(folder, step, **named):\n"
+        "    if step == 4: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
+        "    return real(folder, step, **named)\n"
+        "s.save_checkpoint = full\n"
+        "from xrpo_fast.train import main\n"
+        f"sys.exit(main({small_arguments(tmp_path)!r}))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 1, run.stderr
+    assert "checkpoint: expected to write" in run.stderr
+    assert "--resume" in run.stderr
+    assert (tmp_path / "quickstart" / "checkpoints" / "step_2" / "COMPLETE").exists()
+    assert not (tmp_path / "quickstart" / "checkpoints" / "step_4").exists()
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
