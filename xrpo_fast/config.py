@@ -6,13 +6,14 @@ An unknown key is an error that names the nearest valid one, or ours where it is
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo"]
 
@@ -25,7 +26,9 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values are not changed after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class RunConfig(Section):
@@ -199,7 +202,7 @@ class OptimConfig(Section):
 
 
 class RewardConfig(Section):
-    functions: list[str] = Field(default_factory=lambda: ["math"])
+    functions: list[str] = Field(default_factory=lambda: ["math"], min_length=1)
     """math, code, exact, builtin:symbols, or module:function with TRL's signature."""
     weights: list[float] = Field(default_factory=list)
     """Of the functions, in order; empty: 1 each."""
@@ -220,7 +223,7 @@ class EvalConfig(Section):
     """Rollouts per held-out prompt during training."""
     final_samples: int = Field(8, ge=1)
     """Rollouts per held-out prompt before and after training."""
-    k: list[int] = Field(default_factory=lambda: [1, 4])
+    k: list[PositiveInt] = Field(default_factory=lambda: [1, 4], min_length=1)
     """pass@k and cons@k to report, where there are that many samples."""
     max_prompts: int = Field(0, ge=0)
     """First N prompts of each set; 0: all."""
@@ -391,7 +394,7 @@ def make_config(values: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(_merge(preset_values(algorithm), values))
     except ValidationError as error:
-        raise ConfigError("\n".join(_message(item, values) for item in error.errors())) from None
+        raise ConfigError("\n".join(_message(item) for item in error.errors())) from None
 
 
 def dump_config(config: Config) -> str:
@@ -445,17 +448,15 @@ def valid_keys() -> list[str]:
     return keys
 
 
-def _message(item: Any, values: Mapping[str, Any]) -> str:
+def _message(item: Any) -> str:
     """One error of pydantic in our form: key, expected, got, cure."""
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return _unknown_key_message(key)
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
-    expected = item["msg"].replace("Input should be ", "expected ", 1)
-    if not expected.startswith("expected"):
-        expected = f"expected {expected}"
-    return f"{key}: {expected}, got {_get(values, key)!r}"
+    expected = re.sub(r"^(Input should be|\w+ should have) ", "", item["msg"])
+    return f"{key}: expected {expected}, got {item['input']!r}"
 
 
 def _unknown_key_message(key: str) -> str:
