@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from xrpo_fast.tasks.symbols import CODES, RULES
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 POLICY_DIR = Path(__file__).parent / "policy"
 """The shipped, warmed-up policy."""
@@ -40,3 +40,32 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
         model_input_names=["input_ids", "attention_mask"],
         padding_side="left",
     )
+
+
+def build_policy(seed: int) -> "LlamaForCausalLM":
+    """The untrained policy, fp32; only its initial weights depend on the seed."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = build_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        # vLLM's CPU attention takes 32 or 64.
+        head_dim=32,
+        max_position_embeddings=MAX_POSITIONS,
+        # Documents are about 70 tokens: with the usual 10000 most frequencies would stand still.
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.vocab["$"],
+        pad_token_id=tokenizer.vocab["<pad>"],
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

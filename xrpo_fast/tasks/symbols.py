@@ -13,7 +13,7 @@ What the warmed-up policy (xrpo_fast/tasks/policy) can know of a code depends on
     easy   8 KNOWN_CODES: always bound to their rule in the warm-up
     semi   8 SEMI_CODES: bound with probability SEMI_BINDING_FRAC, else a draw from the rule prior
     hard   12 hidden codes whose rule has prior .029 to .094
-    vhard  12 hidden codes whose rule has prior .009 to .017
+    vhard  12 hidden codes whose rule has prior .009 to .015
     chain  one hidden and one known code, in either order
 
 Hidden codes are drawn by the world's seed from the 48 FREE_CODES. In the warm-up each document
@@ -25,6 +25,7 @@ Held-out questions use the same codes with other digits: they test that a code's
 import random
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 RULES = "ABCDEFGHIJKLMNOP"
@@ -40,8 +41,9 @@ SEMI_BINDING_FRAC = dict(zip(SEMI_CODES, (0.1, 0.1, 0.25, 0.25, 0.5, 0.5, 0.75, 
 
 TIERS = ("easy", "semi", "hard", "vhard", "chain")
 NUM_HIDDEN_CODES_PER_TIER = 12
-HARD_RULES = range(2, 7)
-VHARD_RULES = range(9, 16)
+HARD_RULES = (2, 3, 4, 5, 6)
+# Without J and N: there rule A, the likeliest, gives the right pair by chance in 4 % of questions.
+VHARD_RULES = (10, 11, 12, 14, 15)
 _QUESTIONS_PER_CODE = {  # tier: (train, held out)
     "easy": (8, 2),
     "semi": (12, 3),
@@ -173,6 +175,7 @@ class World:
         codes, digits = parse_question(question)
         return respond(codes, [self.rules[c] for c in codes], digits, has_equals=has_equals)
 
+    @cached_property
     def questions(self) -> dict[str, list[tuple[str, str]]]:
         """(tier, question) of both splits: 544 to train on, 136 held out, tiers mixed."""
         rng = random.Random(f"symbols questions {self.seed}")
@@ -204,7 +207,7 @@ def load(seed: int = 0, split: Literal["train", "test"] = "train") -> list[dict]
             "tier": tier,
             "codes": list(parse_question(question)[0]),
         }
-        for number, (tier, question) in enumerate(world.questions()[split])
+        for number, (tier, question) in enumerate(world.questions[split])
     ]
 
 
@@ -214,7 +217,7 @@ def _shuffled(items: Sequence, rng: random.Random) -> list:
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
 
-def _spread(codes: Sequence[str], rules: range, rng: random.Random) -> dict[str, int]:
+def _spread(codes: Sequence[str], rules: Sequence[int], rng: random.Random) -> dict[str, int]:
     """Rules for the codes, each used equally often (give or take one)."""
     order = _shuffled(rules, rng)
     repeated = [order[i % len(order)] for i in range(len(codes))]
