@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from xrpo_fast.rewards import RewardContractError, make_verifier
+from xrpo_fast.rewards import RewardContractError, answer_checker, make_verifier
 from xrpo_fast.rewards.functions import part_names
 from xrpo_fast.rewards.wire import child_pids
+from xrpo_fast.tasks import symbols
 from xrpo_fast.types import Prompt
 
 
@@ -130,6 +131,27 @@ def test_unknown_function(name, message, workers):
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_verifier(**arguments)
+
+
+def test_answer_checker_finds_what_no_reward_could_use():
+    check = answer_checker(["math", "exact", "reward_functions:obey"])
+    check("5")
+    with pytest.raises(ValueError, match="expected a number, an expression in LaTeX"):
+        check(r"\frac{")
+    with pytest.raises(ValueError, match="answer: expected text, got ' '"):
+        answer_checker(["exact"])(" ")
+    answer_checker(["reward_functions:obey"])(None)
+
+
+def test_builtin_task_needs_the_end_symbol():
+    record = symbols.load()[0]
+    prompt = make_prompt(question=record["question"], answer=record["answer"])
+    gold = symbols.World(0).gold(record["question"])
+    with make_verifier(["builtin:symbols"]) as verifier:
+        assert verifier.keeps_special_tokens
+        right, unfinished = score_all(verifier, [gold, gold.removesuffix("$")], prompt)
+    assert (right.reward, right.extracted, right.parts) == (1.0, record["answer"], {"symbols": 1.0})
+    assert (unfinished.reward, unfinished.extracted) == (0.0, None)
 
 
 def test_part_names_are_short_and_unique():

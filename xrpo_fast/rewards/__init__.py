@@ -10,6 +10,7 @@ _HOME = {
     "make_verifier": "verifier",
     "Verifier": "verifier",
     "RewardContractError": "functions",
+    "answer_checker": "functions",
 }
 __all__ = [*sorted(_HOME)]
 

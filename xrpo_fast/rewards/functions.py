@@ -75,6 +75,32 @@ def load_function(name: str) -> Callable[..., Any]:
     return target
 
 
+def answer_checker(
+    functions: list[str], options: dict[str, dict[str, Any]] | None = None
+) -> Callable[[Any], None]:
+    """What raises ValueError for a gold answer that a built-in function could not use; given to
+    load_prompts, so that a bad row is an error when data is loaded."""
+    checks: list[Callable[[Any], Any]] = []
+    if "math" in functions:
+        from xrpo_fast.rewards.math import MathPolicy, parse_gold
+
+        policy = MathPolicy(**(options or {}).get("math", {}))
+        checks.append(lambda answer: parse_gold(answer, policy=policy))
+    if "exact" in functions:
+        checks.append(_check_exact)
+
+    def check(answer: Any) -> None:
+        for check_one in checks:
+            check_one(answer)
+
+    return check
+
+
+def _check_exact(answer: Any) -> None:
+    if answer is None or not str(answer).strip():
+        raise ValueError(f"answer: expected text, got {answer!r}")
+
+
 class ItemScorer:
     """All functions of a run on one item, as a JSON-able dict.
 
@@ -85,6 +111,13 @@ class ItemScorer:
     def __init__(self, functions: list[str], options: dict[str, Any]) -> None:
         scorers = [load_scorer(name, options) for name in functions]
         self._scorers = list(zip(functions, part_names(functions), scorers, strict=True))
+
+    def warm_up(self) -> None:
+        """Seconds of work that forked workers then share; needs no item."""
+        if any(function == "math" for function, _, _ in self._scorers):
+            from xrpo_fast.rewards.math import warm_up
+
+            warm_up()
 
     def __call__(self, item: Item) -> dict[str, Any]:
         result: dict[str, Any] = {"parts": {}, "extracted": None, "error": None, "contract": None}
@@ -171,7 +204,20 @@ def _load_symbols(options: dict[str, Any]) -> Scorer:
     )
 
 
+def _load_math(options: dict[str, Any]) -> Scorer:
+    from xrpo_fast.rewards.math import MathPolicy, verify_math
+
+    policy = MathPolicy(**options)
+
+    def score(item: Item) -> Score:
+        verdict = verify_math(item["text"], item["answer"], policy=policy)
+        return Score(float(verdict.correct), verdict.extracted)
+
+    return score
+
+
 _BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {
+    "math": _load_math,
     "exact": _load_exact,
     "builtin:symbols": _load_symbols,
 }

@@ -202,10 +202,12 @@ def main() -> None:
         trainer.sock.setblocking(True)
         trainer.send(0, wire.START_FAILED, str(error).encode())
         return
+    # The trainer goes on while this process warms up; its items wait in the socket.
+    trainer.send(0, wire.READY, b"")
+    scorer.warm_up()
     gc.collect()
     gc.freeze()
     supervisor = Supervisor(trainer, spec, scorer)
-    trainer.send(0, wire.READY, b"")
     try:
         supervisor.run()
     finally:

@@ -32,6 +32,8 @@ class Verifier:
 
     needs_text = True
     """Every reward reads decoded text."""
+    keeps_special_tokens: bool
+    """Whether that text must hold its special tokens: the built-in task ends answers with one."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Verifier:
         max_error_frac: float,
         backend: "InlineScorer | WorkerPool",
     ) -> None:
+        self.keeps_special_tokens = "builtin:symbols" in functions
         self._functions = functions
         self._weights = weights
         self._full_reward = full_reward
@@ -66,7 +69,8 @@ class Verifier:
         """Queue one completion; `key` comes back with its verdict.
 
         Args:
-            text: the completion, decoded without special tokens.
+            text: the completion, decoded without special tokens (but see
+                keeps_special_tokens).
             token_ids: [L] sampled ids.
         """
         item = {
