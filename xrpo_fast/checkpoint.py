@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 MARKER = "COMPLETE"
 
@@ -38,7 +40,8 @@ def save_checkpoint(
     temporary = folder / f".step_{step}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
+        for left_over in folder.glob(".step_*.tmp"):
+            shutil.rmtree(left_over)
         temporary.mkdir()
         policy.save(temporary)
         torch.save({"optimizer": optimizer_state, "rng": rng_state()}, temporary / "trainer.pt")
@@ -46,18 +49,25 @@ def save_checkpoint(
         _sync(temporary)
         (temporary / MARKER).write_text(f"{step}\n")
         _sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
+        remove_checkpoint(final)
         temporary.replace(final)
-    except (OSError, RuntimeError) as error:
-        # torch.save and safetensors report a full disk as RuntimeError and their own kinds.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # A full disk is a RuntimeError to torch.save and an error of its own kind to safetensors.
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint: expected to write {final}, got {error}; free space or change "
             "run.output_dir, then go on with --resume"
         ) from error
     for old in valid_checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        remove_checkpoint(old)
     return final
+
+
+def remove_checkpoint(checkpoint: Path) -> None:
+    """Moved away first: a checkpoint half removed must not look complete."""
+    if checkpoint.exists():
+        condemned = checkpoint.replace(checkpoint.with_name(f".{checkpoint.name}.old.tmp"))
+        shutil.rmtree(condemned)
 
 
 def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -69,10 +79,10 @@ def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         state = json.loads((checkpoint / "state.json").read_text())
         saved = torch.load(checkpoint / "trainer.pt", map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, UnpicklingError) as error:
         raise CheckpointError(
-            f"checkpoint: expected a readable {checkpoint}, got {error}; remove it to resume from "
-            "the one before"
+            f"checkpoint: expected a readable {checkpoint}, got {error!r:.200}; remove it to "
+            "resume from the one before"
         ) from error
     set_rng_state(saved["rng"])
     return state, saved["optimizer"]
