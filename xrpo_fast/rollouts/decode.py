@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xrpo_fast.rollouts.checks import EngineError
 from xrpo_fast.rollouts.kv_cache import CachePart, RowCache
 from xrpo_fast.rollouts.sampling import request_uniforms, sample_tokens
 from xrpo_fast.types import Completion, Request, Sampling
@@ -198,7 +199,7 @@ def _completion(
     length = int(ends[0]) + 1 if len(ends) else request.max_tokens
     kept = logprobs[:length].copy()
     if not np.isfinite(kept).all():
-        raise RuntimeError(
+        raise EngineError(
             f"engine: expected finite log-probabilities, got NaN or infinity in request "
             f"{request.id}; the weights or the logits are not finite"
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xrpo_fast.rollouts.requests import check_requests, check_sampling
+from xrpo_fast.rollouts.checks import check_requests, check_settings
 from xrpo_fast.types import Completion, Request, Sampling
 
 # Columns that padding may fill before a batch is cut for it: 16384 columns of a 7B model's cache
@@ -44,25 +44,28 @@ class TransformersEngine:
         compute_dtype: torch.dtype | None = None,
         max_model_len: int | None = None,
     ) -> None:
-        check_sampling(sampling)
-        if max_slots < 1:
-            raise ValueError(f"max_slots: expected at least 1, got {max_slots}")
+        check_settings(sampling, max_slots)
         vocab_size = model.config.vocab_size
         if not 0 <= pad_token_id < vocab_size:
             raise ValueError(f"pad_token_id: expected 0..{vocab_size - 1}, got {pad_token_id}")
         _check_attention(model.config)
         self._model = model
         self._sampling = sampling
-        self._max_slots = max_slots
+        self.num_slots = max_slots
         self._pad_token_id = pad_token_id
         self._compute_dtype = compute_dtype
-        self._max_model_len = max_model_len or model.config.max_position_embeddings
+        self._max_model_len = _model_len(model.config, max_model_len)
         self._waiting: list[Request] = []
         self._num_steps = 0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; more than max_slots are run in several batches, one per step()."""
-        check_requests(requests, self._max_model_len, self._model.config.vocab_size)
+        check_requests(
+            requests,
+            running=[request.id for request in self._waiting],
+            max_model_len=self._max_model_len,
+            vocab_size=self._model.config.vocab_size,
+        )
         self._waiting.extend(requests)
 
     def step(self) -> list[Completion]:
@@ -83,7 +86,7 @@ class TransformersEngine:
         order = sorted(range(len(self._waiting)), key=lambda i: len(self._waiting[i].prompt_ids))
         taken: list[int] = []
         num_tokens = 0
-        for i in order[: self._max_slots]:
+        for i in order[: self.num_slots]:
             length = len(self._waiting[i].prompt_ids)
             padding = length * len(taken) - num_tokens
             if padding > max(_FREE_PADDING_TOKENS, num_tokens):
@@ -116,7 +119,7 @@ class TransformersEngine:
                 module.training = True
 
     def free_slots(self) -> int:
-        return max(0, self._max_slots - len(self._waiting))
+        return max(0, self.num_slots - len(self._waiting))
 
     def num_steps(self) -> int:
         """Forward passes since the start."""
@@ -146,6 +149,19 @@ class TransformersEngine:
 
     def close(self) -> None:
         self._waiting.clear()
+
+
+def _model_len(config: Any, max_model_len: int | None) -> int:
+    limit = config.max_position_embeddings
+    if max_model_len is None:
+        return limit
+    rope = getattr(config, "rope_parameters", None) or {}
+    if max_model_len > limit and rope.get("rope_type", "default") == "default":
+        raise ValueError(
+            f"max_model_len: expected at most {limit}, the model's max_position_embeddings, "
+            f"got {max_model_len}"
+        )
+    return max_model_len
 
 
 def _check_attention(config: Any) -> None:

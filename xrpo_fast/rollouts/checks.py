@@ -1,15 +1,21 @@
-"""Checks that every engine makes before it takes requests."""
+"""Checks that every engine makes on what goes in, and the error for what comes out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from xrpo_fast.types import Request, Sampling
 
 _MIN_TEMPERATURE = 0.01
 
 
-def check_sampling(sampling: Sampling) -> None:
+class EngineError(RuntimeError):
+    """The engine failed while it ran; it cannot go on. Exit code 1."""
+
+
+def check_settings(sampling: Sampling, max_slots: int) -> None:
     """Raises ValueError where an engine could not sample as told. Below a temperature of 0.01 vLLM
     would silently sample at 0.01, and greedy decoding has no log-probabilities to train on."""
+    if max_slots < 1:
+        raise ValueError(f"max_slots: expected at least 1, got {max_slots}")
     if not sampling.temperature >= _MIN_TEMPERATURE:
         raise ValueError(
             f"sampling.temperature: expected at least {_MIN_TEMPERATURE}, "
@@ -22,9 +28,19 @@ def check_sampling(sampling: Sampling) -> None:
         )
 
 
-def check_requests(requests: Sequence[Request], max_model_len: int, vocab_size: int) -> None:
+def check_requests(
+    requests: Sequence[Request],
+    *,
+    running: Collection[int],
+    max_model_len: int,
+    vocab_size: int,
+) -> None:
     """Raises ValueError that names the first request that no engine could run."""
+    seen = set(running)
     for request in requests:
+        if request.id in seen:
+            raise ValueError(f"requests: expected unique ids, got {request.id} twice")
+        seen.add(request.id)
         name = f"requests: request {request.id}"
         length = len(request.prompt_ids)
         if length == 0:
