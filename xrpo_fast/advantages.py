@@ -73,15 +73,18 @@ def sequence_scores(
 ) -> np.ndarray:
     """(S,) float32 mean log-prob in nats: the trainer's old one where there is one, else the
     sampler's; NaN for empty rows, which the op leaves out."""
-    scores = np.full(len(rows), np.nan, dtype=np.float32)
-    for i, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
-        logprobs = rollout.completion.logprobs
-        if novelty.logprobs == "auto" and row.old_logprobs is not None and not rollout.is_seeded:
-            logprobs = row.old_logprobs
-        if len(logprobs):
-            scores[i] = logprobs.mean(dtype=np.float64)
+    logprobs = [
+        row.old_logprobs
+        if novelty.logprobs == "auto" and row.old_logprobs is not None and not rollout.is_seeded
+        else rollout.completion.logprobs
+        for row, rollout in zip(rows, rollouts, strict=True)
+    ]
+    ends = np.cumsum([len(piece) for piece in logprobs])
+    sums = np.concatenate([[0.0], np.cumsum(np.concatenate(logprobs), dtype=np.float64)])[ends]
+    lengths = np.diff(ends, prepend=0)
+    with np.errstate(invalid="ignore"):
+        scores = (np.diff(sums, prepend=0.0) / lengths).astype(np.float32)
     if novelty.normalise == "length_residual":
-        lengths = np.array([len(row.response_ids) for row in rows])
         fitted = np.array([not r.is_seeded for r in rollouts]) & np.isfinite(scores)
         scores = length_residuals(scores, lengths, fitted)
     return scores

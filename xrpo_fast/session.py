@@ -99,13 +99,11 @@ class Session:
         metrics: dict[str, float] = {}
         config = self.config.eval
         samples = config.final_samples if is_final else config.samples
-        self.trainer.engine.wake()
         for name, prompts in self.parts.eval_sets.items():
             chosen = prompts[: config.max_prompts or len(prompts)]
             graded = self.parts.evaluator.sample(chosen, samples)
             metrics.update(self.parts.evaluator.summarise(name, chosen, graded, config.k))
             display.evaluated(self.trainer.steps_done, name, metrics)
-        self.trainer.engine.sleep()
         return metrics
 
     def _write_rollouts(self, step: int, result: StepResult) -> None:

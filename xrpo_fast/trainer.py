@@ -61,8 +61,6 @@ class Trainer:
         """Plan, generate, verify, shape, update, hand over; one host read of the metrics."""
         step = self.steps_done + 1
         prompts = self._draw_prompts()
-        with self.clock("sync"):
-            self.engine.wake()
         with self.clock("plan"):
             self.planner.begin_step([prompt.id for prompt in prompts], step)
         rollouts = self.collector.collect(step, prompts)
@@ -71,6 +69,7 @@ class Trainer:
         rows, shaped = self._shape(rollouts, len(prompts))
         self._update(rows, len(prompts))
         with self.clock("sync"):
+            self.engine.wake()
             self.engine.load_weights(self.policy.engine_weights())
         with self.clock("retrieve"):
             self._remember(rollouts, prompts, step)
@@ -146,18 +145,23 @@ class Trainer:
         """Successes into the corpus, after the update: a step never retrieves from itself."""
         if self.exemplars is None:
             return
+        # The corpus keeps one success per problem, so only one is decoded.
+        newest = {
+            rollout.prompt.index: rollout
+            for rollout in rollouts
+            if rollout.verdict.solved and not rollout.is_truncated and not rollout.is_seeded
+        }
         self.exemplars.admit(
             Success(
-                prompt_index=rollout.prompt.index,
+                prompt_index=index,
                 response=self.collector.decode(rollout.completion.token_ids),
                 num_tokens=rollout.num_tokens,
                 step=step,
-                is_solved=True,
-                is_truncated=False,
-                is_seeded=False,
+                is_solved=rollout.verdict.solved,
+                is_truncated=rollout.is_truncated,
+                is_seeded=rollout.is_seeded,
             )
-            for rollout in rollouts
-            if rollout.verdict.solved and not rollout.is_truncated and not rollout.is_seeded
+            for index, rollout in newest.items()
         )
         if self.states is not None:
             for group, prompt in enumerate(prompts):
