@@ -131,7 +131,7 @@ def test_dry_run_checks_and_trains_nothing(
         ({"rollout__temperature": "-1"}, "rollout.temperature: expected greater than 0, got -1"),
         ({"rollout__max_response_tokens": "9999"}, "the model holds 256 tokens"),
         ({"planner__base_rollouts": "50"}, "planner.base_rollouts: expected at most"),
-        ({"planner__allocation": "streaming"}, 'streaming'),
+        ({"planner__allocation": "streaming"}, "streaming"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -94,11 +94,15 @@ class Collector:
             num_solved=[0] * num,
             num_finished=[0] * num,
         )
-        if self.planner.allocation == "streaming":
+        if self._is_streaming:
             self._run_streaming(run)
         else:
             self._run_phases(run)
         return self._rollouts(run)
+
+    @property
+    def _is_streaming(self) -> bool:
+        return self.planner.allocation == "streaming"
 
     def _run_phases(self, run: _Step) -> None:
         while not self.planner.is_done:
@@ -168,7 +172,8 @@ class Collector:
             is_seeded=bool(exemplars),
         )
         self._next_request_id += 1
-        run.rounds[request.id] = run.round_index
+        is_extra = sample_index >= self.planner.base_rollouts
+        run.rounds[request.id] = int(is_extra) if self._is_streaming else run.round_index
         run.exemplars[request.id] = exemplars
         return request
 
