@@ -230,7 +230,7 @@ def xrpo_advantages_fwd(
         std = std.expand(num_seqs)
     std = torch.where(count > 0, std, float("nan"))
     base = centered if scale == "none" else centered / (std + eps)
-    base = torch.where(scored, base, 0.0)
+    base = torch.where(scored & (centered != 0), base, 0.0)
 
     row_scores, has_score = _row_scores(scores, token_logprobs, cu_seqlens, token_mask, values)
     takes_part = has_score & scored

@@ -82,14 +82,15 @@ def positive_values(argument: str, tensor: Tensor) -> None:
 
 def cumulative(argument: str, tensor: Tensor, total: int, what: str) -> None:
     """`tensor` starts at 0, does not decrease, ends at `total`."""
-    values = tensor.detach().cpu().numpy()
+    values = tensor.cpu().numpy()
+    if values[0] == 0 and values[-1] == total and not (values[1:] < values[:-1]).any():
+        return
     if values[0] != 0:
         raise ValueError(f"{argument}: expected to start at 0, got {values[0]}")
     if values[-1] != total:
         raise ValueError(f"{argument}: expected to end at {total} ({what}), got {values[-1]}")
-    if (values[1:] < values[:-1]).any():
-        place = int((values[1:] < values[:-1]).argmax())
-        raise ValueError(
-            f"{argument}: expected values that do not decrease, got {values[place + 1]} after "
-            f"{values[place]} at index {place + 1}"
-        )
+    place = int((values[1:] < values[:-1]).argmax())
+    raise ValueError(
+        f"{argument}: expected values that do not decrease, got {values[place + 1]} after "
+        f"{values[place]} at index {place + 1}"
+    )
