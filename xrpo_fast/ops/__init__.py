@@ -13,6 +13,7 @@ from xrpo_fast.ops.advantages import (
     xrpo_advantages,
 )
 from xrpo_fast.ops.backends import last_backend
+from xrpo_fast.ops.linear_logprobs import linear_token_logprobs
 from xrpo_fast.ops.logprobs import TokenLogprobs, token_logprobs
 from xrpo_fast.ops.sequences import SequenceLogprobs, sequence_logprobs
 
@@ -23,6 +24,7 @@ __all__ = [
     "XrpoAdvantages",
     "group_advantages",
     "last_backend",
+    "linear_token_logprobs",
     "sequence_logprobs",
     "token_logprobs",
     "xrpo_advantages",

@@ -284,7 +284,9 @@ def _restored(rows: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:
     """Rows sorted by `order`, back in the caller's order."""
     if order is None:
         return rows
-    inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    inverse = torch.empty_like(order).scatter_(
+        0, order, torch.arange(order.shape[0], device=order.device)
+    )
     return [x[inverse] for x in rows]
 
 
