@@ -26,12 +26,12 @@ from xrpo_fast.tasks.symbols import (
     rule_prior,
 )
 
-KINDS = {"repeat": 0.42, "two": 0.18, "plain": 0.26, "chain": 0.14}
+KINDS = {"repeat": 0.36, "two": 0.14, "plain": 0.36, "chain": 0.14}
 """Shares of the kinds of documents of several turns."""
 CHAIN_ENDING_FRAC = 0.4
 """Share of the 'repeat' documents whose last turn is a chain."""
 PLAIN_CHAIN_FRAC = 0.25
-PLAIN_CODE_WEIGHTS = {"known": 0.3, "semi": 0.3, "free": 0.4}
+PLAIN_CODE_WEIGHTS = {"known": 0.2, "semi": 0.3, "free": 0.5}
 _PRIOR = rule_prior()
 T = TypeVar("T")
 _TOKEN = re.compile(r"[a-z]{2}|.")
@@ -109,7 +109,9 @@ class DocumentWriter:
             return KNOWN_RULES[code]
         if code in SEMI_RULES and rng.random() < SEMI_BINDING_FRAC[code]:
             return SEMI_RULES[code]
-        return rng.randrange(len(RULES)) if is_uniform else rng.choices(range(16), _PRIOR)[0]
+        return (
+            rng.randrange(len(RULES)) if is_uniform else rng.choices(range(len(RULES)), _PRIOR)[0]
+        )
 
     def _write(
         self, turns: Sequence[tuple[str, ...]], *, is_few_shot: bool, is_uniform: bool
