@@ -273,17 +273,20 @@ def test_ten_thousand_items_with_hangs_and_deaths(tmp_path, monkeypatch):
     """1 % hang (limit 1 s), 1 % kill their worker, 2 workers: everything comes back."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    commands = (["fine"] * 98 + ["hang", "kill"]) * 100
+    texts = ([r"so \boxed{5}"] * 49 + [r"\boxed{\sqrt{26}}"] * 49 + ["hang", "kill"]) * 100
+    functions = ["exact", "math", "reward_functions:obey"]
+    prompt = make_prompt(answer="5")
     start_s = time.monotonic()
-    with make_verifier(["reward_functions:obey"], workers=2, timeout_s=1.0) as verifier:
-        verdicts = score_all(verifier, commands)
+    with make_verifier(functions, workers=2, timeout_s=1.0) as verifier:
+        verdicts = score_all(verifier, texts, prompt)
         wall_s = time.monotonic() - start_s
-        kinds = Counter("right" if verdict.reward == 1.0 else verdict.error for verdict in verdicts)
+        kinds = Counter(v.error or f"reward {v.reward:g}" for v in verdicts)
         (supervisor,) = child_pids(os.getpid())
         assert len(child_pids(supervisor)) == 2
     print(f"10,000 items in {wall_s:.1f} s")
     assert kinds == {
-        "right": 9800,
+        "reward 3": 4900,
+        "reward 1": 4900,
         "passed its time limit of 1 s": 100,
         "worker killed by SIGKILL": 100,
     }

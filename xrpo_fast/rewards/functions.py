@@ -86,6 +86,10 @@ def answer_checker(
 
         policy = MathPolicy(**(options or {}).get("math", {}))
         checks.append(lambda answer: parse_gold(answer, policy=policy))
+    if "code" in functions:
+        from xrpo_fast.rewards.code_tests import parse_tests
+
+        checks.append(parse_tests)
     if "exact" in functions:
         checks.append(_check_exact)
 
@@ -216,8 +220,17 @@ def _load_math(options: dict[str, Any]) -> Scorer:
     return score
 
 
+def _load_code(options: dict[str, Any]) -> Scorer:
+    from xrpo_fast.rewards.code import CodePolicy, CodeVerifier
+    from xrpo_fast.rewards.code_tests import parse_tests
+
+    verifier = CodeVerifier(CodePolicy(**options))
+    return lambda item: Score(verifier.verify(item["text"], parse_tests(item["answer"])).reward)
+
+
 _BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {
     "math": _load_math,
+    "code": _load_code,
     "exact": _load_exact,
     "builtin:symbols": _load_symbols,
 }

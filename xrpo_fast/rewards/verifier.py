@@ -221,6 +221,10 @@ def _make_backend(
 ) -> InlineScorer | WorkerPool:
     if workers == 0:
         return InlineScorer(functions, options)
+    if "code" in functions:
+        from xrpo_fast.rewards.code import CodePolicy
+
+        timeout_s += CodePolicy(**options.get("code", {})).sample_timeout_s
     has_user_function = any(":" in name and not name.startswith("builtin:") for name in functions)
     return WorkerPool(
         functions,
