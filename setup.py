@@ -2,7 +2,7 @@
 
 Plain pybind11, no torch headers: one build serves every torch version. ParallelCompile compiles the
 files in parallel and skips unchanged ones; with a handful of files ninja would add a dependency and
-save nothing.
+save nothing. A header is taken to change every file.
 """
 
 from glob import glob
@@ -10,7 +10,14 @@ from glob import glob
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, naive_recompile
 from setuptools import setup
 
-ParallelCompile("XRPO_BUILD_JOBS", needs_recompile=naive_recompile).install()
+HEADERS = sorted(glob("csrc/*.hpp"))
+
+
+def needs_recompile(obj: str, src: str) -> bool:
+    return any(naive_recompile(obj, path) for path in (src, *HEADERS))
+
+
+ParallelCompile("XRPO_BUILD_JOBS", needs_recompile=needs_recompile).install()
 
 setup(
     packages=[
@@ -33,7 +40,7 @@ setup(
         Pybind11Extension(
             "xrpo_fast._native",
             sorted(glob("csrc/*.cpp")),
-            depends=sorted(glob("csrc/*.hpp")),
+            depends=HEADERS,
             cxx_std=17,
             # -ffp-contract=off: a plan must be the same on every machine.
             extra_compile_args=["-O3", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread"],

@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
@@ -155,8 +154,7 @@ RolloutPlanner make(std::int64_t base_rollouts, std::int64_t rounds, double expl
     options.allocation = static_cast<xrpo::Allocation>(allocation);
     options.spread = static_cast<xrpo::Spread>(spread);
     options.clock = static_cast<xrpo::Clock>(clock);
-    options.max_rollouts_per_prompt =
-        max_rollouts_per_prompt.value_or(std::numeric_limits<std::int64_t>::max());
+    options.max_rollouts_per_prompt = max_rollouts_per_prompt.value_or(xrpo::NO_CAP);
     options.is_relative = is_relative;
     options.use_history = use_history;
     return RolloutPlanner(options);
@@ -200,45 +198,58 @@ std::vector<std::int64_t> next_prompts(RolloutPlanner& self, std::int64_t k) {
     return prompts;
 }
 
-void check_results(const RolloutPlanner& self, const Array<std::int64_t>& prompts,
-                   const Array<double>& rewards, bool is_binary) {
+// What is wrong with a result, `earlier` more of its prompt standing before it; empty when nothing is.
+std::string complaint(const RolloutPlanner& self, std::int64_t prompt, double reward, bool is_binary,
+                      std::int64_t earlier) {
+    std::ostringstream message;
     const auto& stats = self.state().stats;
-    // One result needs no copy: streaming commits them one by one.
-    std::vector<std::int32_t> spent;
-    if (prompts.size() > 1) spent = stats.spent;
-    const auto count_result = [&](std::int64_t q) {
-        const auto index = static_cast<std::size_t>(q);
-        return (spent.empty() ? stats.spent[index] + 1 : ++spent[index]) > stats.planned[index];
-    };
-    for (py::ssize_t i = 0; i < prompts.size(); ++i) {
-        std::ostringstream message;
-        const std::int64_t q = prompts.data()[i];
-        const double reward = rewards.data()[i];
-        if (q < 0 || q >= static_cast<std::int64_t>(self.num_prompts()))
-            message << "prompt_indices: expected 0 <= index < " << self.num_prompts() << ", got " << q;
-        else if (std::isinf(reward) || std::fabs(reward) > MAX_REWARD)
-            message << "rewards: expected finite values up to 1e100, or NaN for unscored, got "
-                    << reward;
-        else if (is_binary && !std::isnan(reward) && reward != 0.0 && reward != 1.0)
-            message << "rewards: expected 0 or 1 with std='jeffreys' or history=True, got " << reward;
-        else if (count_result(q))
-            message << "prompt_indices: expected at most the "
-                    << stats.planned[static_cast<std::size_t>(q)] << " rollouts planned for prompt "
-                    << q << ", got one more result; plan before observing";
-        else continue;
-        message << " (result " << i << ")";
-        throw std::invalid_argument(message.str());
-    }
+    if (std::isinf(reward) || std::fabs(reward) > MAX_REWARD)
+        message << "rewards: expected finite values up to 1e100, or NaN for unscored, got " << reward;
+    else if (is_binary && !std::isnan(reward) && reward != 0.0 && reward != 1.0)
+        message << "rewards: expected 0 or 1 with std='jeffreys' or history=True, got " << reward;
+    else if (const auto q = static_cast<std::size_t>(prompt);
+             stats.spent[q] + earlier >= stats.planned[q])
+        message << "prompt_indices: expected at most the " << stats.planned[q]
+                << " rollouts planned for prompt " << prompt
+                << ", got one more result; plan before observing";
+    return message.str();
+}
+
+void check_index(const RolloutPlanner& self, std::int64_t prompt) {
+    if (prompt >= 0 && prompt < static_cast<std::int64_t>(self.num_prompts())) return;
+    throw std::invalid_argument("prompt_indices: expected 0 <= index < " +
+                                std::to_string(self.num_prompts()) + ", got " +
+                                std::to_string(prompt));
+}
+
+void observe_one(RolloutPlanner& self, std::int64_t prompt, double reward, bool is_seeded,
+                 bool is_binary) {
+    check_index(self, prompt);
+    const std::string wrong = complaint(self, prompt, reward, is_binary, 0);
+    if (!wrong.empty()) throw std::invalid_argument(wrong);
+    self.observe(static_cast<std::size_t>(prompt), reward, is_seeded);
 }
 
 void observe(RolloutPlanner& self, const Array<std::int64_t>& prompts, const Array<double>& rewards,
              const Array<bool>& is_seeded, bool is_binary) {
-    check_results(self, prompts, rewards, is_binary);
     const std::int64_t* prompt_data = prompts.data();
     const double* reward_data = rewards.data();
     const bool* seeded_data = is_seeded.data();
     const auto count = prompts.size();
     py::gil_scoped_release release;
+    std::vector<std::int32_t> earlier(self.num_prompts());
+    for (py::ssize_t i = 0; i < count; ++i) {
+        check_index(self, prompt_data[i]);
+        const auto q = static_cast<std::size_t>(prompt_data[i]);
+        const bool may_be_wrong =
+            is_binary || !(std::fabs(reward_data[i]) <= MAX_REWARD) ||
+            self.state().stats.spent[q] + earlier[q] >= self.state().stats.planned[q];
+        const std::string wrong =
+            may_be_wrong ? complaint(self, prompt_data[i], reward_data[i], is_binary, earlier[q]) : "";
+        if (!wrong.empty())
+            throw std::invalid_argument(wrong + " (result " + std::to_string(i) + ")");
+        ++earlier[q];
+    }
     for (py::ssize_t i = 0; i < count; ++i)
         self.observe(static_cast<std::size_t>(prompt_data[i]), reward_data[i], seeded_data[i]);
 }
@@ -324,6 +335,7 @@ void bind(py::module_& m) {
         .def("plan_round", &plan_round)
         .def("next_prompts", &next_prompts)
         .def("observe", &observe)
+        .def("observe_one", &observe_one)
         .def("is_waiting", &RolloutPlanner::is_waiting)
         .def("is_done", &RolloutPlanner::is_done)
         .def("is_streaming_step",

@@ -23,32 +23,50 @@ class DrawQueue {
 
     void reset(std::size_t num_prompts) {
         for (auto& heap : heaps_) heap.clear();
+        heads_.assign(heaps_.size(), NOBODY);
         version_.assign(num_prompts, 0);
+        level_of_.assign(num_prompts, 0);
         lowest_ = heaps_.size();
     }
 
     // Enters a prompt with n rollouts; an older entry of the same prompt is void from now on.
     void push(std::int32_t prompt, std::int64_t n, double key, std::uint64_t tie) {
+        remove(prompt);
         const auto level = static_cast<std::size_t>(n);
-        if (level >= heaps_.size()) heaps_.resize(level + 1);
+        if (level >= heaps_.size()) {
+            heaps_.resize(level + 1);
+            heads_.resize(level + 1, NOBODY);
+        }
         lowest_ = std::min(lowest_, level);
+        level_of_[static_cast<std::size_t>(prompt)] = level;
+        const Entry entry{key, tie, prompt, version_[static_cast<std::size_t>(prompt)]};
         auto& heap = heaps_[level];
-        heap.push_back({key, tie, prompt, ++version_[static_cast<size_t>(prompt)]});
+        heap.push_back(entry);
         std::push_heap(heap.begin(), heap.end(), later);
+        if (heads_[level].prompt < 0 || later(heads_[level], entry)) heads_[level] = entry;
     }
 
-    void remove(std::int32_t prompt) noexcept { ++version_[static_cast<size_t>(prompt)]; }
+    void remove(std::int32_t prompt) {
+        const auto q = static_cast<std::size_t>(prompt);
+        ++version_[q];
+        if (level_of_[q] < heads_.size() && heads_[level_of_[q]].prompt == prompt)
+            update_head(level_of_[q]);
+    }
 
     // The head with the largest priority(n, key); none when the queue is empty.
     template <class Priority>
     std::optional<Head> best(const Priority& priority) {
-        std::optional<Head> found;
-        while (lowest_ < heaps_.size() && drop_void(heaps_[lowest_])) ++lowest_;
-        for (std::size_t n = lowest_; n < heaps_.size(); ++n) {
-            if (drop_void(heaps_[n])) continue;
-            const Entry& entry = heaps_[n].front();
-            const Head head{priority(static_cast<std::int64_t>(n), entry.key), entry.tie, entry.prompt};
-            if (!found || head.before(*found)) found = head;
+        while (lowest_ < heads_.size() && heads_[lowest_].prompt < 0) ++lowest_;
+        if (lowest_ == heads_.size()) return std::nullopt;
+        const auto head_at = [&](std::size_t n) {
+            return Head{priority(static_cast<std::int64_t>(n), heads_[n].key), heads_[n].tie,
+                        heads_[n].prompt};
+        };
+        Head found = head_at(lowest_);
+        for (std::size_t n = lowest_ + 1; n < heads_.size(); ++n) {
+            if (heads_[n].prompt < 0) continue;
+            const Head head = head_at(n);
+            if (head.before(found)) found = head;
         }
         return found;
     }
@@ -60,24 +78,28 @@ class DrawQueue {
         std::int32_t prompt;
         std::uint32_t version;
     };
+    static constexpr Entry NOBODY{0.0, 0, -1, 0};
 
     static bool later(const Entry& a, const Entry& b) noexcept {
         if (a.key != b.key) return a.key < b.key;
         return a.tie != b.tie ? a.tie > b.tie : a.prompt > b.prompt;
     }
 
-    // Drops void heads; true when the heap is then empty.
-    bool drop_void(std::vector<Entry>& heap) {
+    // Drops void entries from the top of a heap and notes who leads it now.
+    void update_head(std::size_t level) {
+        auto& heap = heaps_[level];
         while (!heap.empty() &&
-               heap.front().version != version_[static_cast<size_t>(heap.front().prompt)]) {
+               heap.front().version != version_[static_cast<std::size_t>(heap.front().prompt)]) {
             std::pop_heap(heap.begin(), heap.end(), later);
             heap.pop_back();
         }
-        return heap.empty();
+        heads_[level] = heap.empty() ? NOBODY : heap.front();
     }
 
     std::vector<std::vector<Entry>> heaps_;
+    std::vector<Entry> heads_;  // valid heap tops, side by side: they are compared at each draw
     std::vector<std::uint32_t> version_;
+    std::vector<std::size_t> level_of_;
     std::size_t lowest_ = 0;
 };
 

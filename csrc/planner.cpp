@@ -111,7 +111,7 @@ double RolloutPlanner::spread(std::size_t q) const noexcept {
 }
 
 // Spread used in the priority: shrunk towards the pool where that is asked for.
-double RolloutPlanner::shrink(std::size_t q) const noexcept {
+double RolloutPlanner::spread_of(std::size_t q) const noexcept {
     if (options_.spread != Spread::pooled) return spreads_[q];
     const double n = state_.stats.scored[q];
     if (n < 2) return std::sqrt(pooled_variance_);
@@ -126,7 +126,7 @@ void RolloutPlanner::update_pooled_variance() {
         if (state_.stats.scored[q] >= 2) weights_.push_back(spreads_[q] * spreads_[q]);
     pooled_variance_ = weights_.empty()
                            ? 0.0
-                           : order_free_sum(weights_.data(), weights_.size()) / weights_.size();
+                           : order_free_sum(weights_) / weights_.size();
 }
 
 // Expected gain in what the group teaches, were the m-th rollout beyond the results added: a mixed group
@@ -144,7 +144,7 @@ double RolloutPlanner::beta_utility(std::size_t q, std::int64_t n) const noexcep
 }
 
 double RolloutPlanner::key(std::size_t q, std::int64_t n) const noexcept {
-    return options_.use_history ? beta_utility(q, n) : shrink(q);
+    return options_.use_history ? beta_utility(q, n) : spread_of(q);
 }
 
 double RolloutPlanner::clock_value() const noexcept {
@@ -160,10 +160,10 @@ double RolloutPlanner::exploration_scale() {
     const std::size_t count = num_prompts();
     weights_.resize(count);
     for (std::size_t q = 0; q < count; ++q)
-        weights_[q] = shrink(q) * shrinkage_[state_.stats.planned[q]];
-    const double reduction = order_free_sum(weights_.data(), count);
+        weights_[q] = spread_of(q) * shrinkage_[state_.stats.planned[q]];
+    const double reduction = order_free_sum(weights_);
     for (std::size_t q = 0; q < count; ++q) weights_[q] = inverse_roots_[state_.stats.planned[q]];
-    const double roots = order_free_sum(weights_.data(), count);
+    const double roots = order_free_sum(weights_);
     return RELATIVE_EXPLORATION_SHARE / (1.0 - RELATIVE_EXPLORATION_SHARE) * reduction / roots;
 }
 
@@ -181,8 +181,14 @@ void RolloutPlanner::fill_priorities() {
     weights_.resize(num_prompts());
     const std::int32_t* planned = state_.stats.planned.data();
     const double* reduction = shrinkage_.data();
-    for (std::size_t q = 0; q < num_prompts(); ++q)
-        weights_[q] = shrink(q) * reduction[planned[q]] + phi[planned[q]];
+    largest_weight_ = 0.0;
+    // In blocks that stay in the cache until their largest is found.
+    for (std::size_t begin = 0; begin < num_prompts(); begin += 1024) {
+        const std::size_t end = std::min(begin + 1024, num_prompts());
+        for (std::size_t q = begin; q < end; ++q)
+            weights_[q] = spread_of(q) * reduction[planned[q]] + phi[planned[q]];
+        largest_weight_ = std::max(largest_weight_, largest_of(&weights_[begin], end - begin));
+    }
 }
 
 void RolloutPlanner::priorities(double* values) {
@@ -202,8 +208,10 @@ bool RolloutPlanner::is_done() const noexcept {
 }
 
 bool RolloutPlanner::plan_round(bool allow_partial, std::int64_t* counts) {
-    std::fill(counts, counts + num_prompts(), 0);
-    if (is_done()) return true;
+    if (is_done()) {
+        std::fill(counts, counts + num_prompts(), 0);
+        return true;
+    }
     if (state_.observed < state_.handed_out && !allow_partial) return false;
     const std::int64_t round = state_.round++;
     if (options_.allocation == Allocation::dapo) plan_dapo(counts);
@@ -227,50 +235,74 @@ void RolloutPlanner::hand_out(std::size_t q, std::int64_t count) {
     }
 }
 
+void RolloutPlanner::hand_out(const std::int64_t* counts) {
+    std::int64_t given = 0;
+    std::int32_t largest = 0;
+    for (std::size_t q = 0; q < num_prompts(); ++q) {
+        given += counts[q];
+        largest = std::max(largest, state_.stats.planned[q] += static_cast<std::int32_t>(counts[q]));
+    }
+    state_.handed_out += given;
+    largest_count_ = std::max<std::int64_t>(largest_count_, largest);
+    grow_tables(largest_count_ + 1);
+}
+
 // Base rollouts; the uniform rule has no reason to wait and hands out everything.
 void RolloutPlanner::plan_first(std::int64_t* counts) {
     if (options_.allocation == Allocation::uniform) {
         weights_.assign(num_prompts(), 1.0);
+        largest_weight_ = 1.0;
         share_with_caps(state_.total, counts);
     } else {
         for (std::size_t q = 0; q < num_prompts(); ++q) counts[q] = base_of(q);
     }
-    for (std::size_t q = 0; q < num_prompts(); ++q) hand_out(q, counts[q]);
+    hand_out(counts);
 }
 
 void RolloutPlanner::plan_proportional(std::int64_t budget, std::int64_t* counts) {
     fill_priorities();
     share_with_caps(budget, counts);
-    for (std::size_t q = 0; q < num_prompts(); ++q) hand_out(q, counts[q]);
+    hand_out(counts);
 }
 
 // Shares by weights_; what exceeds a prompt's cap is shared again among those with room.
 void RolloutPlanner::share_with_caps(std::int64_t budget, std::int64_t* counts) {
-    std::vector<std::int64_t> shares(num_prompts());
-    std::int64_t left = budget;
-    while (left > 0) {
-        const double sum = order_free_sum(weights_.data(), num_prompts());
-        if (!(sum > 0.0) || !std::isfinite(sum)) {
-            for (std::size_t q = 0; q < num_prompts(); ++q)
-                weights_[q] =
-                    state_.stats.planned[q] + counts[q] < options_.max_rollouts_per_prompt ? 1.0 : 0.0;
-            remainder_.split(weights_, state_.ties,
-                             order_free_sum(weights_.data(), num_prompts()), left, shares.data());
-        } else {
-            remainder_.split(weights_, state_.ties, sum, left, shares.data());
-        }
+    const auto room = [&](std::size_t q) {
+        return options_.max_rollouts_per_prompt - state_.stats.planned[q];
+    };
+    share(budget, counts);
+    if (options_.max_rollouts_per_prompt == NO_CAP) return;
+    std::vector<std::int64_t> more(num_prompts());
+    for (std::int64_t surplus = 1; surplus > 0;) {
+        surplus = 0;
         for (std::size_t q = 0; q < num_prompts(); ++q) {
-            const std::int64_t room =
-                options_.max_rollouts_per_prompt - state_.stats.planned[q] - counts[q];
-            const std::int64_t taken = std::min(shares[q], room);
-            counts[q] += taken;
-            left -= taken;
-            if (taken == room) weights_[q] = 0.0;
+            surplus += std::max<std::int64_t>(counts[q] - room(q), 0);
+            counts[q] = std::min(counts[q], room(q));
+            if (counts[q] == room(q)) weights_[q] = 0.0;
         }
+        if (surplus == 0) return;
+        largest_weight_ = largest_of(weights_.data(), num_prompts());
+        if (!(largest_weight_ > 0.0)) {
+            for (std::size_t q = 0; q < num_prompts(); ++q) weights_[q] = counts[q] < room(q);
+            largest_weight_ = 1.0;
+        }
+        share(surplus, more.data());
+        for (std::size_t q = 0; q < num_prompts(); ++q) counts[q] += more[q];
     }
 }
 
+// Shares by weights_; equally where they are all zero.
+void RolloutPlanner::share(std::int64_t budget, std::int64_t* counts) {
+    double sum = order_free_sum(weights_.data(), num_prompts(), largest_weight_);
+    if (!(sum > 0.0)) {
+        weights_.assign(num_prompts(), 1.0);
+        sum = static_cast<double>(num_prompts());
+    }
+    remainder_.split(weights_, state_.ties, sum, budget, counts);
+}
+
 void RolloutPlanner::plan_greedy(std::int64_t budget, std::int64_t* counts) {
+    std::fill(counts, counts + num_prompts(), 0);
     rebuild_queues(false);
     for (; budget > 0; --budget) {
         const std::size_t q = *pick(false);
@@ -283,6 +315,7 @@ void RolloutPlanner::plan_greedy(std::int64_t budget, std::int64_t* counts) {
 // Dynamic sampling: groups of the base size, until enough of them carry signal. Refills come from the
 // prompts not used so far, `rounds` times at most, so the step holds that many more prompts.
 void RolloutPlanner::plan_dapo(std::int64_t* counts) {
+    std::fill(counts, counts + num_prompts(), 0);
     const std::size_t first = num_groups_started();
     const std::size_t last =
         std::min(num_prompts(), first + static_cast<std::size_t>(num_groups_missing()));
@@ -319,13 +352,15 @@ void RolloutPlanner::rebuild_queues(bool is_streaming) {
 void RolloutPlanner::enqueue(std::size_t q, bool is_streaming) {
     const auto prompt = static_cast<std::int32_t>(q);
     const std::int64_t n = state_.stats.planned[q] + (is_streaming ? state_.reserved[q] : 0);
-    waiting_.remove(prompt);
-    ready_.remove(prompt);
-    if (n >= options_.max_rollouts_per_prompt) return;
+    const bool has_room = n < options_.max_rollouts_per_prompt;
+    const bool is_ready = !is_streaming || has_base(q);
     grow_tables(n + 1);
-    if (is_streaming && !has_base(q))
+    if (has_room && is_ready) ready_.push(prompt, n, key(q, n), state_.ties[q]);
+    else ready_.remove(prompt);
+    if (!is_streaming) return;
+    if (has_room && !is_ready)
         waiting_.push(prompt, n, options_.use_history ? key(q, n) : 0.0, state_.ties[q]);
-    else ready_.push(prompt, n, key(q, n), state_.ties[q]);
+    else waiting_.remove(prompt);
 }
 
 // The prompt with the largest priority. While streaming, prompts whose base results are out compete

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -22,6 +23,8 @@ enum class Allocation { proportional, greedy, streaming, uniform, dapo };
 enum class Spread { sample, jeffreys, pooled };
 enum class Clock { step, run, train_step };  // what T counts
 
+constexpr std::int64_t NO_CAP = std::numeric_limits<std::int64_t>::max();
+
 struct PlannerOptions {
     std::int64_t base_rollouts;
     std::int64_t rounds;
@@ -30,7 +33,7 @@ struct PlannerOptions {
     Allocation allocation;
     Spread spread;
     Clock clock;
-    std::int64_t max_rollouts_per_prompt;  // of every prompt; the largest int64 where there is no cap
+    std::int64_t max_rollouts_per_prompt;  // or NO_CAP
     bool is_relative;                      // exploration scaled to a fixed share of the priorities
     bool use_history;                      // Beta posterior and expected yield in place of Pi
 };
@@ -106,7 +109,7 @@ class RolloutPlanner {
     double clock_value() const noexcept;
     double exploration_scale();
     void update_pooled_variance();
-    double shrink(std::size_t q) const noexcept;
+    double spread_of(std::size_t q) const noexcept;
     void grow_tables(std::int64_t largest);
     void fill_priorities();
     std::int64_t num_groups_wanted() const noexcept;
@@ -118,7 +121,9 @@ class RolloutPlanner {
     void plan_proportional(std::int64_t budget, std::int64_t* counts);
     void plan_greedy(std::int64_t budget, std::int64_t* counts);
     void share_with_caps(std::int64_t budget, std::int64_t* counts);
+    void share(std::int64_t budget, std::int64_t* counts);
     void hand_out(std::size_t q, std::int64_t count);
+    void hand_out(const std::int64_t* counts);
 
     bool has_base(std::size_t q) const noexcept { return state_.stats.spent[q] >= base_of(q); }
     void rebuild_queues(bool is_streaming);
@@ -130,6 +135,7 @@ class RolloutPlanner {
     ShrinkageTable shrinkage_;
     std::vector<double> spreads_;  // sample or Jeffreys; kept up to date by observe
     std::vector<double> weights_;
+    double largest_weight_ = 0.0;
     double pooled_variance_ = 0.0;
     LargestRemainder remainder_;
 

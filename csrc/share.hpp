@@ -17,32 +17,49 @@ inline std::uint64_t mix_bits(std::uint64_t x) noexcept {  // splitmix64's final
     return x ^ (x >> 31);
 }
 
-// Sum of finite values >= 0 that does not depend on their order: each is cut into two whole numbers of
-// one common unit, and whole numbers add exactly.
-inline double order_free_sum(const double* values, std::size_t count) noexcept {
-    double largest = 0.0;
-    for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, values[i]);
-    if (!(largest > 0.0)) return 0.0;
-    int size_bits = 1;
-    while ((count >> size_bits) != 0) ++size_bits;
-    int exponent = 0;
-    std::frexp(largest, &exponent);
-    const int bits = std::min(62 - size_bits, 52);
-    const double fine = std::ldexp(1.0, bits);
-    // Two factors: one alone overflows for subnormal weights.
-    const double scale_a = std::ldexp(1.0, (bits - exponent) / 2);
-    const double scale_b = std::ldexp(1.0, (bits - exponent) - (bits - exponent) / 2);
-    std::int64_t high = 0, low = 0;
-    for (std::size_t i = 0; i < count; ++i) {
-        const double scaled = values[i] * scale_a * scale_b;
-        const auto whole = static_cast<std::int64_t>(scaled);
-        high += whole;
-        low += static_cast<std::int64_t>((scaled - static_cast<double>(whole)) * fine);
-    }
-    return (static_cast<double>(high) + static_cast<double>(low) / fine) / scale_a / scale_b;
+// Visits values in four chains: with one, each addition or comparison would wait for the last.
+constexpr std::size_t LANES = 4;
+
+template <class Visit>
+void in_lanes(const double* values, std::size_t count, const Visit& visit) {
+    std::size_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (std::size_t lane = 0; lane < LANES; ++lane) visit(values[i + lane], lane);
+    for (; i < count; ++i) visit(values[i], 0);
 }
 
-// Shares `budget` in proportion to `weights`; reused buffers make repeated rounds free of allocation.
+inline double largest_of(const double* values, std::size_t count) noexcept {
+    std::array<double, LANES> largest{};
+    in_lanes(values, count,
+             [&](double value, std::size_t lane) { largest[lane] = std::max(largest[lane], value); });
+    return *std::max_element(largest.begin(), largest.end());
+}
+
+// Sum of finite values in [0, top], top <= 1e290, that does not depend on their order. Adding and
+// subtracting `big` rounds a value to a multiple of a unit so coarse that `count` of them add without
+// error; what the rounding left is summed the same way in a finer unit (Demmel and Nguyen, ARITH 2013).
+inline double order_free_sum(const double* values, std::size_t count, double top) noexcept {
+    if (!(top > 0.0)) return 0.0;
+    int exponent = 0, size_bits = 1;
+    std::frexp(top, &exponent);
+    while ((count >> size_bits) != 0) ++size_bits;
+    const double big = std::ldexp(1.5, exponent + size_bits);
+    const double fine = std::ldexp(big, size_bits - 52);
+    std::array<double, LANES> high{}, low{};
+    in_lanes(values, count, [&](double value, std::size_t lane) {
+        const double head = (value + big) - big;
+        high[lane] += head;
+        low[lane] += ((value - head) + fine) - fine;
+    });
+    return ((high[0] + high[1]) + (high[2] + high[3])) + ((low[0] + low[1]) + (low[2] + low[3]));
+}
+
+inline double order_free_sum(const std::vector<double>& values) noexcept {
+    return order_free_sum(values.data(), values.size(), largest_of(values.data(), values.size()));
+}
+
+// Shares a budget below 2^31 in proportion to weights. Simple loops over reused buffers: branches on the
+// data would be mispredicted, and a fresh page costs more than the arithmetic on it.
 class LargestRemainder {
   public:
     // shares[i] = floor(budget w_i / sum w), the rest one each to the largest remainders. All weights
@@ -50,59 +67,108 @@ class LargestRemainder {
     void split(const std::vector<double>& weights, const std::vector<std::uint64_t>& ties,
                double weight_sum, std::int64_t budget, std::int64_t* shares) {
         const std::size_t count = weights.size();
+        const double* weight = weights.data();
         const double rate = static_cast<double>(budget) / weight_sum;
-        remainders_.resize(count);
-        std::array<std::int64_t, BUCKETS + 1> histogram{};
-        std::int64_t given = 0;
+        wholes_.resize(count);
+        buckets_.resize(count);
+        candidates_.resize(count);
+        std::int32_t* wholes = wholes_.data();
+        std::uint16_t* bucket = buckets_.data();
+        std::int64_t rest = budget;
         for (std::size_t i = 0; i < count; ++i) {
-            const double exact = weights[i] * rate;
-            const auto whole = static_cast<std::int64_t>(exact);
-            const double remainder = exact - static_cast<double>(whole);
-            shares[i] = whole;
-            given += whole;
-            remainders_[i] = remainder;
-            ++histogram[bucket_of(remainder)];
+            const double exact = weight[i] * rate;
+            const auto whole = static_cast<std::int32_t>(exact);
+            const auto part = static_cast<std::int32_t>((exact - whole) * BUCKETS);
+            bucket[i] = static_cast<std::uint16_t>(part);
+            wholes[i] = whole;
+            rest -= whole;
         }
-        give_rest(histogram, ties, budget - given, shares);
+        const int last = last_bucket(rest);
+        for (std::size_t i = 0; i < count; ++i) shares[i] = wholes[i] + (bucket[i] > last);
+        std::uint32_t* candidate = candidates_.data();
+        for (std::size_t i = 0; i < count; ++i) {
+            *candidate = static_cast<std::uint32_t>(i);
+            candidate += bucket[i] == last;
+        }
+        const auto num_candidates = candidate - candidates_.data();
+        if (rest > 0 && rest < num_candidates) order(num_candidates, rest, weight, rate, ties);
+        for (std::int64_t j = 0; j < rest; ++j) ++shares[candidates_[static_cast<std::size_t>(j)]];
     }
 
   private:
     static constexpr int BUCKETS = 4096;
 
-    struct Candidate {
-        double remainder;
-        std::uint64_t tie;
-        std::size_t index;
-        bool operator<(const Candidate& other) const noexcept {
-            if (remainder != other.remainder) return remainder > other.remainder;
-            return tie != other.tie ? tie < other.tie : index < other.index;
+    // The bucket of the `rest`-th largest remainder; takes the buckets above it off `rest`.
+    int last_bucket(std::int64_t& rest) const noexcept {
+        if (rest <= 0) return BUCKETS;
+        std::array<std::array<std::int32_t, BUCKETS>, 2> histogram{};
+        for (std::size_t i = 0; i < buckets_.size(); ++i) ++histogram[i % 2][buckets_[i]];
+        int last = BUCKETS - 1;
+        for (; last > 0; --last) {
+            const auto size = histogram[0][static_cast<std::size_t>(last)] +
+                              histogram[1][static_cast<std::size_t>(last)];
+            if (size >= rest) break;
+            rest -= size;
         }
-    };
-
-    static std::size_t bucket_of(double remainder) noexcept {
-        return static_cast<std::size_t>(remainder * BUCKETS);
+        return last;
     }
 
-    // One each to the `rest` largest remainders. Whole buckets first; only the last one is ordered.
-    void give_rest(const std::array<std::int64_t, BUCKETS + 1>& histogram,
-                   const std::vector<std::uint64_t>& ties, std::int64_t rest, std::int64_t* shares) {
-        if (rest <= 0) return;
-        std::size_t last = BUCKETS;
-        while (last > 0 && histogram[last] <= rest) rest -= histogram[last--];
-        last_bucket_.clear();
-        for (std::size_t i = 0; i < remainders_.size(); ++i) {
-            const std::size_t bucket = bucket_of(remainders_[i]);
-            if (bucket > last) ++shares[i];
-            else if (bucket == last) last_bucket_.push_back({remainders_[i], ties[i], i});
-        }
-        if (rest <= 0) return;
-        rest = std::min<std::int64_t>(rest, static_cast<std::int64_t>(last_bucket_.size()));
-        std::nth_element(last_bucket_.begin(), last_bucket_.begin() + (rest - 1), last_bucket_.end());
-        for (std::int64_t j = 0; j < rest; ++j) ++shares[last_bucket_[static_cast<size_t>(j)].index];
+    // Puts the `rest` candidates with the largest remainders first, ties by hash.
+    void order(std::int64_t num_candidates, std::int64_t rest, const double* weight, double rate,
+               const std::vector<std::uint64_t>& ties) {
+        if (order_equal(num_candidates, rest, weight, ties)) return;
+        const auto begin = candidates_.begin(), end = begin + num_candidates;
+        const auto remainder = [&](std::uint32_t i) {
+            const double exact = weight[i] * rate;
+            return exact - static_cast<std::int32_t>(exact);
+        };
+        std::nth_element(begin, begin + rest, end, [&](std::uint32_t i, std::uint32_t j) {
+            const double a = remainder(i), b = remainder(j);
+            if (a != b) return a > b;
+            return ties[i] != ties[j] ? ties[i] < ties[j] : i < j;
+        });
     }
 
-    std::vector<double> remainders_;
-    std::vector<Candidate> last_bucket_;
+    // The same where all their weights are equal, else false. Common: rewards of 0 or 1 leave a third of
+    // the prompts in one tie. Hashes are uniform, so only a window about the cut's quantile is ordered.
+    bool order_equal(std::int64_t num_candidates, std::int64_t rest, const double* weight,
+                     const std::vector<std::uint64_t>& ties) {
+        const double first = weight[candidates_[0]];
+        const double frac = static_cast<double>(rest) / static_cast<double>(num_candidates);
+        chosen_.resize(candidates_.size());
+        window_.resize(candidates_.size());
+        std::int64_t num_chosen = 0, num_inside = 0;
+        for (double width = 0.01; rest < num_chosen || rest >= num_chosen + num_inside; width *= 10.0) {
+            const auto low = static_cast<std::uint64_t>(std::max(frac - width, 0.0) * 0x1p52);
+            const auto high = static_cast<std::uint64_t>(std::min(frac + width, 1.0) * 0x1p52);
+            std::uint32_t* chosen = chosen_.data();
+            std::uint32_t* window = window_.data();
+            bool are_equal = true;
+            for (std::int64_t j = 0; j < num_candidates; ++j) {
+                const std::uint32_t i = candidates_[static_cast<std::size_t>(j)];
+                const std::uint64_t hash = ties[i] >> 12;
+                *chosen = *window = i;
+                chosen += hash < low;
+                window += (hash >= low) & (hash < high);
+                are_equal &= weight[i] == first;
+            }
+            if (!are_equal) return false;
+            num_chosen = chosen - chosen_.data();
+            num_inside = window - window_.data();
+        }
+        const auto cut = window_.begin() + (rest - num_chosen);
+        std::nth_element(window_.begin(), cut, window_.begin() + num_inside,
+                         [&](std::uint32_t i, std::uint32_t j) {
+                             return ties[i] != ties[j] ? ties[i] < ties[j] : i < j;
+                         });
+        std::copy(window_.begin(), cut, chosen_.begin() + num_chosen);
+        candidates_.swap(chosen_);
+        return true;
+    }
+
+    std::vector<std::int32_t> wholes_;
+    std::vector<std::uint16_t> buckets_;
+    std::vector<std::uint32_t> candidates_, chosen_, window_;
 };
 
 }  // namespace xrpo

@@ -305,7 +305,7 @@ class RolloutPlanner:
 
     def observe_one(self, prompt: int, reward: float, is_seeded: bool = False) -> None:
         """Commits one result; see `observe`."""
-        self.observe([prompt], [reward], [is_seeded])
+        self._core.observe_one(prompt, reward, is_seeded, self._is_binary)
 
     def priorities(self) -> np.ndarray:
         """(P,) float64 Pi at the present counts (history: expected yield); NaN where undefined."""
