@@ -34,6 +34,7 @@ HISTORY_DECAY = 0.8
 """Weight of earlier visits to a prompt against its last one."""
 MAX_REWARD = 1e100
 """Larger rewards would overflow the sums of squares."""
+MAX_TOTAL = 2**31 - 1
 
 STATE_VERSION = 1
 
@@ -182,6 +183,8 @@ class RolloutPlanner:
 
     def _begin(self, num_prompts: int, ids: list[str] | None, step: int, total: int) -> None:
         _check_integer("total_rollouts", total, 1)
+        if total > MAX_TOTAL:
+            raise ValueError(f"total_rollouts: expected at most {MAX_TOTAL}, got {total}")
         least = self.base_rollouts * num_prompts
         if total < least:
             raise ValueError(
