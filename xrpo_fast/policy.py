@@ -111,7 +111,14 @@ class Policy:
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer in Hugging Face format, as transformers and vLLM load it."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+        from transformers.utils import logging
+
+        # A checkpoint is saved in the middle of our own progress line.
+        was_shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        self.model.save_pretrained(folder)
+        if was_shown:
+            logging.enable_progress_bar()
         self.tokenizer.save_pretrained(folder)
 
 
