@@ -88,9 +88,7 @@ Row row_at(const LogprobRows& rows, std::int64_t r) noexcept {
 
 ExpScale exp_scale(double temperature) noexcept {
     const double scale = LOG2_E / temperature;
-    const auto hi = static_cast<float>(scale);
-    return {hi, static_cast<float>(scale - static_cast<double>(hi)),
-            static_cast<float>(-126.0 / scale)};
+    return {static_cast<float>(scale), static_cast<float>(-126.0 / scale)};
 }
 
 TileStats exact_stats(Dtype dtype, const void* x, std::int64_t n, double temperature) noexcept {
@@ -246,13 +244,13 @@ void backward_span(const LogprobRows& rows, const LogprobGradients& gradients, s
     if (n > 0) {
         const void* x = advance(row.logits, rows.dtype, begin);
         void* to = advance(out, rows.dtype, begin);
-        if (row.is_exact) {
+        const GradientScale scale = {exp_scale(row.temperature), static_cast<float>(gradient.max),
+                                     static_cast<float>(gradient.constant),
+                                     static_cast<float>(gradient.slope)};
+        // A row with NaN or infinite logits or gradients is rare, and the float kernels do not know it.
+        if (row.is_exact || !std::isfinite(scale.constant) || !std::isfinite(scale.slope)) {
             exact_gradient(rows.dtype, x, to, n, row.temperature, gradient);
         } else {
-            const GradientScale scale = {exp_scale(row.temperature),
-                                         static_cast<float>(gradient.max),
-                                         static_cast<float>(gradient.constant),
-                                         static_cast<float>(gradient.slope)};
             kernels->gradient(rows.dtype, x, to, n, scale, gradient.slope != 0, streaming);
         }
         if (row.label >= begin && row.label < begin + n) {

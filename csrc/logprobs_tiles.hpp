@@ -7,10 +7,9 @@ namespace xrpo {
 
 enum class Dtype { F32 = 0, BF16 = 1, F16 = 2, F64 = 3 };
 
-// 1 / temperature in units of log2(e), in two floats: x * hi is rounded, the rest is not lost.
+// exp(x / T) = 2^(x scale), for x >= lowest: scale * lowest = -126, the smallest normal float.
 struct ExpScale {
-    float hi, lo;
-    float lowest;  // below it exp underflows: hi * lowest = -126
+    float scale, lowest;
 };
 
 // Of one tile: max = max x, sum = sum exp((x - max) / T), weighted = sum exp((x - max) / T) (x - max).
@@ -18,7 +17,7 @@ struct TileStats {
     double max, sum, weighted;
 };
 
-// dx = exp((x - max) / T) (constant + slope (x - max)).
+// dx = exp((x - max) / T) (constant + slope (x - max)); finite.
 struct GradientScale {
     ExpScale exp;
     float max, constant, slope;
