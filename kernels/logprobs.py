@@ -18,6 +18,9 @@ vocabulary, or has no upstream gradient is not read.
 Bytes for logits of b bytes: forward T V b, backward 2 T V b, and a few per row.
 """
 
+# Kernels are launched, not called, and their constants arrive as plain numbers.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+
 import torch
 import triton
 import triton.language as tl
@@ -28,45 +31,40 @@ from xrpo_fast.kernels.primitives import (
     MINUS_INF,
     add_tile,
     empty_stats,
-    is_set,
     load_tail,
     merge,
     reduce_lanes,
     row_start,
     row_temperature,
     tile_offsets,
+    usable_label,
 )
 from xrpo_fast.kernels.tuning import (
     MERGE_OPTIONS,
     device_of,
-    is_readable,
-    is_row_aligned,
+    reads_vectors,
     splits_rows,
     vocab_tile,
+    writes_vectors,
 )
 
-# Never specialised: one kernel for all lengths, strides, temperatures and masks. ALIGNED says all.
+# Never specialised: one kernel for all lengths, strides, temperatures and masks, and VEC says
+# what the alignment allows.
 _SCALARS = ["logits_stride", "out_stride", "vocab_size", "num_columns", "num_segments"]
 _SCALARS += ["temperature", "temperature_stride", "has_temperatures", "has_mask"]
-_PER_ROW = ["labels_ptr", "temperature_ptr", "mask_ptr", "logprobs_ptr", "entropy_ptr"]
-_PER_ROW += ["row_max_ptr", "row_sum_ptr", "dlogprobs_ptr", "dentropy_ptr", "partials_ptr"]
+_POINTERS = ["labels_ptr", "temperature_ptr", "mask_ptr", "logprobs_ptr", "entropy_ptr"]
+_POINTERS += ["row_max_ptr", "row_sum_ptr", "dlogprobs_ptr", "dentropy_ptr", "partials_ptr"]
+_POINTERS += ["logits_ptr", "dlogits_ptr"]
 
-# fmt: off: the parameter lists of the kernels are one group per line.
+# The parameter lists of the kernels are several to a line.
+# fmt: off
 
 
 @triton.jit
 def _segment_stats(
-    row_ptr,
-    segment,
-    vocab_size,
-    label,
-    scale,
-    WITH_ENTROPY: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    VEC: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    SEGMENT_TILES: tl.constexpr,
+    row_ptr, segment, vocab_size, label, scale,
+    WITH_ENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
     """(max, sum, dev) of the columns of one segment, without the label's."""
     tile: tl.constexpr = TILE_ROWS * LANES * VEC
@@ -85,7 +83,7 @@ def _segment_stats(
             x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
         )
     if full_stop < stop:
-        x = load_tail(row_ptr, full_stop + offs, stop, VEC, ALIGNED)
+        x = load_tail(row_ptr, full_stop + offs, stop, VEC)
         x = tl.where(full_stop + offs == label, MINUS_INF, x)
         lane_max, lane_sum, lane_dev = add_tile(
             x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
@@ -94,28 +92,9 @@ def _segment_stats(
 
 
 @triton.jit
-def _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size):
-    """(is the row scored, its label, or -1 where the row must not be read)."""
-    scored = is_set(mask_ptr, row, has_mask)
-    label = tl.load(labels_ptr + row).to(tl.int64)
-    is_usable = scored & (label >= 0) & (label < vocab_size)
-    return scored, tl.where(is_usable, label, -1)
-
-
-@triton.jit
 def _finish_row(
-    row,
-    row_max,
-    row_sum,
-    row_dev,
-    label_logit,
-    temperature,
-    scale,
-    logprobs_ptr,
-    entropy_ptr,
-    row_max_ptr,
-    row_sum_ptr,
-    WITH_ENTROPY: tl.constexpr,
+    row, row_max, row_sum, row_dev, label_logit, temperature, scale,
+    logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY: tl.constexpr,
 ):
     """Lets the label's column join and writes the results of a row."""
     label_sum = tl.where(label_logit == MINUS_INF, 0.0, 1.0).to(tl.float64)
@@ -145,55 +124,28 @@ def _skip_row(
     tl.store(row_sum_ptr + row, 1.0)
 
 
-@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_PER_ROW)
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_POINTERS)
 def _token_logprobs_fwd_kernel(
-    logits_ptr,
-    labels_ptr,
-    temperature_ptr,
-    mask_ptr,
-    partials_ptr,
-    logprobs_ptr,
-    entropy_ptr,
-    row_max_ptr,
-    row_sum_ptr,
-    logits_stride,
-    vocab_size,
-    num_segments,
-    temperature,
-    temperature_stride,
-    has_temperatures,
-    has_mask,
-    SPLIT: tl.constexpr,
-    WITH_ENTROPY: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    VEC: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    SEGMENT_TILES: tl.constexpr,
+    logits_ptr, labels_ptr, temperature_ptr, mask_ptr, partials_ptr, logprobs_ptr, entropy_ptr,
+    row_max_ptr, row_sum_ptr, logits_stride, vocab_size, num_segments, temperature,
+    temperature_stride, has_temperatures, has_mask,
+    SPLIT: tl.constexpr, WITH_ENTROPY: tl.constexpr, VEC: tl.constexpr,
+    TILE_ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
     """A program per row; SPLIT: per segment of a row, results in partials (T, num_segments, 3)."""
     pid = tl.program_id(0)
     row = pid // num_segments if SPLIT else pid
-    scored, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
         value = row_temperature(
             temperature_ptr, temperature, temperature_stride, has_temperatures, row
         )
         scale = LOG2_E / value
-        row_ptr = row_start(logits_ptr, row, logits_stride, VEC, ALIGNED)
+        row_ptr = row_start(logits_ptr, row, logits_stride, VEC)
         if SPLIT:
             row_max, row_sum, row_dev = _segment_stats(
-                row_ptr,
-                pid % num_segments,
-                vocab_size,
-                label,
-                scale,
-                WITH_ENTROPY,
-                ALIGNED,
-                VEC,
-                TILE_ROWS,
-                LANES,
-                SEGMENT_TILES,
+                row_ptr, pid % num_segments, vocab_size, label, scale, WITH_ENTROPY, VEC,
+                TILE_ROWS, LANES, SEGMENT_TILES,
             )
             tl.store(partials_ptr + pid * 3, row_max.to(tl.float64))
             tl.store(partials_ptr + pid * 3 + 1, row_sum)
@@ -203,62 +155,30 @@ def _token_logprobs_fwd_kernel(
             row_max, row_sum, row_dev = empty_stats()
             for segment in range(num_segments):
                 next_max, next_sum, next_dev = _segment_stats(
-                    row_ptr,
-                    segment,
-                    vocab_size,
-                    label,
-                    scale,
-                    WITH_ENTROPY,
-                    ALIGNED,
-                    VEC,
-                    TILE_ROWS,
-                    LANES,
-                    SEGMENT_TILES,
+                    row_ptr, segment, vocab_size, label, scale, WITH_ENTROPY, VEC,
+                    TILE_ROWS, LANES, SEGMENT_TILES,
                 )
                 row_max, row_sum, row_dev = merge(
                     row_max, row_sum, row_dev, next_max, next_sum, next_dev, scale
                 )
             _finish_row(
-                row,
-                row_max,
-                row_sum,
-                row_dev,
-                label_logit,
-                value,
-                scale,
-                logprobs_ptr,
-                entropy_ptr,
-                row_max_ptr,
-                row_sum_ptr,
-                WITH_ENTROPY,
+                row, row_max, row_sum, row_dev, label_logit, value, scale, logprobs_ptr,
+                entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY,
             )
     elif not SPLIT:
         _skip_row(row, scored, logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY)
 
 
-@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=[*_PER_ROW, "logits_ptr"])
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_POINTERS)
 def _token_logprobs_merge_kernel(
-    logits_ptr,
-    labels_ptr,
-    temperature_ptr,
-    mask_ptr,
-    partials_ptr,
-    logprobs_ptr,
-    entropy_ptr,
-    row_max_ptr,
-    row_sum_ptr,
-    logits_stride,
-    vocab_size,
-    num_segments,
-    temperature,
-    temperature_stride,
-    has_temperatures,
-    has_mask,
+    logits_ptr, labels_ptr, temperature_ptr, mask_ptr, partials_ptr, logprobs_ptr, entropy_ptr,
+    row_max_ptr, row_sum_ptr, logits_stride, vocab_size, num_segments, temperature,
+    temperature_stride, has_temperatures, has_mask,
     WITH_ENTROPY: tl.constexpr,
 ):
     """A program per row: merges its segments in the order of the kernel that reads whole rows."""
     row = tl.program_id(0)
-    scored, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
         value = row_temperature(
             temperature_ptr, temperature, temperature_stride, has_temperatures, row
@@ -275,18 +195,8 @@ def _token_logprobs_merge_kernel(
                 row_max, row_sum, row_dev, next_max, next_sum, next_dev, scale
             )
         _finish_row(
-            row,
-            row_max,
-            row_sum,
-            row_dev,
-            label_logit,
-            value,
-            scale,
-            logprobs_ptr,
-            entropy_ptr,
-            row_max_ptr,
-            row_sum_ptr,
-            WITH_ENTROPY,
+            row, row_max, row_sum, row_dev, label_logit, value, scale, logprobs_ptr, entropy_ptr,
+            row_max_ptr, row_sum_ptr, WITH_ENTROPY,
         )
     else:
         _skip_row(row, scored, logprobs_ptr, entropy_ptr, row_max_ptr, row_sum_ptr, WITH_ENTROPY)
@@ -294,139 +204,60 @@ def _token_logprobs_merge_kernel(
 
 @triton.jit
 def _tile_gradient(
-    x,
-    offs_v,
-    base,
-    label,
-    row_max,
-    row_sum,
-    mean_z,
-    scale,
-    inv_temperature,
-    gain,
-    slope,
-    TILE: tl.constexpr,
-    HAS_DENTROPY: tl.constexpr,
+    x, row_max, scale, inv_temperature, gain, slope, mean_z, HAS_DENTROPY: tl.constexpr
 ):
-    """float32 dlogits of a tile x; gain = dlogprob / (sum temperature), slope of the entropy."""
+    """float32 dlogits of a tile x as if no column were the label's."""
     diff = x - row_max
     exp = tl.exp2(diff * scale)
-    dx = exp * -gain.to(tl.float32)
-    if (label >= base) & (label < base + TILE):
-        # 1 - p_y = (sum - exp_y) / sum, in float64: exact where p_y rounds to 1.
-        rest = row_sum - exp.to(tl.float64)
-        dx = tl.where(offs_v == label, (gain * rest).to(tl.float32), dx)
+    dx = exp * -gain
     if HAS_DENTROPY:
         # exp is 0 where diff is -inf: select, for their product is NaN.
-        term = exp * (slope.to(tl.float32) * (mean_z - diff * inv_temperature))
-        dx += tl.where(exp == 0.0, 0.0, term)
+        dx += tl.where(exp == 0.0, 0.0, exp * (slope * (mean_z - diff * inv_temperature)))
     return dx
 
 
 @triton.jit
 def _segment_gradient(
-    row_ptr,
-    out_row_ptr,
-    start,
-    stop,
-    label,
-    row_max,
-    row_sum,
-    mean_z,
-    value,
-    gain,
-    slope,
-    vocab_size,
-    columns,
-    HAS_DENTROPY: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    VEC: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
+    row_ptr, out_row_ptr, start, stop, row_max, scale, inv_temperature, gain, slope, mean_z,
+    vocab_size, columns,
+    HAS_DENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """Writes dlogits of columns start..stop-1; each is read, then written, by one thread."""
     tile: tl.constexpr = TILE_ROWS * LANES * VEC
     offs = tile_offsets(TILE_ROWS, LANES, VEC)
-    scale = LOG2_E / value
-    inv_temperature = 1.0 / value
     full_stop = start + tl.maximum(tl.minimum(stop, vocab_size) - start, 0) // tile * tile
     for base in range(start, full_stop, tile):
-        offs_v = base + offs
-        x = tl.load(row_ptr + offs_v).to(tl.float32)
-        dx = _tile_gradient(
-            x,
-            offs_v,
-            base,
-            label,
-            row_max,
-            row_sum,
-            mean_z,
-            scale,
-            inv_temperature,
-            gain,
-            slope,
-            tile,
-            HAS_DENTROPY,
-        )
-        tl.store(out_row_ptr + offs_v, dx.to(out_row_ptr.dtype.element_ty))
-    for base in range(full_stop, stop, tile):
-        offs_v = base + offs
-        x = load_tail(row_ptr, offs_v, vocab_size, VEC, ALIGNED)
-        dx = _tile_gradient(
-            x,
-            offs_v,
-            base,
-            label,
-            row_max,
-            row_sum,
-            mean_z,
-            scale,
-            inv_temperature,
-            gain,
-            slope,
-            tile,
-            HAS_DENTROPY,
-        )
+        x = tl.load(row_ptr + (base + offs)).to(tl.float32)
+        dx = _tile_gradient(x, row_max, scale, inv_temperature, gain, slope, mean_z, HAS_DENTROPY)
+        tl.store(out_row_ptr + (base + offs), dx.to(out_row_ptr.dtype.element_ty))
+    # 8 columns per thread at a time: masks of a whole tile would double the kernel's registers.
+    tail_rows: tl.constexpr = 8 // VEC
+    for base in range(full_stop, stop, tail_rows * LANES * VEC):
+        offs_v = base + tile_offsets(tail_rows, LANES, VEC)
+        x = load_tail(row_ptr, offs_v, vocab_size, VEC)
+        dx = _tile_gradient(x, row_max, scale, inv_temperature, gain, slope, mean_z, HAS_DENTROPY)
         dx = tl.where(offs_v < vocab_size, dx, 0.0).to(out_row_ptr.dtype.element_ty)
         tl.store(out_row_ptr + offs_v, dx, mask=offs_v < columns)
 
 
-@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_PER_ROW)
+@triton.jit(do_not_specialize=_SCALARS, do_not_specialize_on_alignment=_POINTERS)
 def _token_logprobs_bwd_kernel(
-    dlogprobs_ptr,
-    dentropy_ptr,
-    logits_ptr,
-    labels_ptr,
-    temperature_ptr,
-    mask_ptr,
-    row_max_ptr,
-    row_sum_ptr,
-    entropy_ptr,
-    dlogits_ptr,
-    logits_stride,
-    out_stride,
-    vocab_size,
-    num_columns,
-    num_segments,
-    temperature,
-    temperature_stride,
-    has_temperatures,
-    has_mask,
-    HAS_DENTROPY: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    VEC: tl.constexpr,
-    TILE_ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    SEGMENT_TILES: tl.constexpr,
+    dlogprobs_ptr, dentropy_ptr, logits_ptr, labels_ptr, temperature_ptr, mask_ptr, row_max_ptr,
+    row_sum_ptr, entropy_ptr, dlogits_ptr, logits_stride, out_stride, vocab_size, num_columns,
+    num_segments, temperature, temperature_stride, has_temperatures, has_mask,
+    HAS_DENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
+    LANES: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
     """A program per segment of a row."""
     row = tl.program_id(0) // num_segments
     tile: tl.constexpr = TILE_ROWS * LANES * VEC
-    columns = tl.multiple_of(num_columns, VEC) if ALIGNED else num_columns
+    # A multiple of VEC anyway; said here so that masks of a tail are by vector.
+    columns = num_columns // VEC * VEC
     start = tl.program_id(0) % num_segments * (tile * SEGMENT_TILES)
     stop = tl.minimum(start + tile * SEGMENT_TILES, columns)
-    out_row_ptr = row_start(dlogits_ptr, row, out_stride, VEC, ALIGNED)
-    _, label = _usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
+    out_row_ptr = row_start(dlogits_ptr, row, out_stride, VEC)
+    _, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     dlogprob = tl.load(dlogprobs_ptr + row).to(tl.float64)
     dentropy = dlogprob * 0.0
     if HAS_DENTROPY:
@@ -435,32 +266,36 @@ def _token_logprobs_bwd_kernel(
         value = row_temperature(
             temperature_ptr, temperature, temperature_stride, has_temperatures, row
         )
+        scale = LOG2_E / value
+        inv_temperature = 1.0 / value
         row_max = tl.load(row_max_ptr + row)
         row_sum = tl.load(row_sum_ptr + row)
         mean_z = 0.0
         if HAS_DENTROPY:
             mean_z = (tl.log(row_sum) - tl.load(entropy_ptr + row).to(tl.float64)).to(tl.float32)
         per_exp = 1.0 / (row_sum * value.to(tl.float64))
+        gain = dlogprob * per_exp
+        slope = (dentropy * per_exp).to(tl.float32)
+        row_ptr = row_start(logits_ptr, row, logits_stride, VEC)
+        owns_label = (label >= start) & (label < stop)
+        label_dx = 0.0
+        if owns_label:
+            label_logit = tl.load(row_ptr + label).to(tl.float32)
+            label_exp = tl.exp2((label_logit - row_max) * scale)
+            # 1 - p_y = (sum - exp_y) / sum, in float64: exact where p_y rounds to 1.
+            label_dx = (gain * (row_sum - label_exp.to(tl.float64))).to(tl.float32)
+            label_dx += _tile_gradient(
+                label_logit, row_max, scale, inv_temperature, 0.0, slope, mean_z, HAS_DENTROPY
+            )
+            # dlogits may be logits: all warps have read this column before one writes it.
+            tl.debug_barrier()
         _segment_gradient(
-            row_start(logits_ptr, row, logits_stride, VEC, ALIGNED),
-            out_row_ptr,
-            start,
-            stop,
-            label,
-            row_max,
-            row_sum,
-            mean_z,
-            value,
-            dlogprob * per_exp,
-            dentropy * per_exp,
-            vocab_size,
-            columns,
-            HAS_DENTROPY,
-            ALIGNED,
-            VEC,
-            TILE_ROWS,
-            LANES,
+            row_ptr, out_row_ptr, start, stop, row_max, scale, inv_temperature, gain.to(tl.float32),
+            slope, mean_z, vocab_size, columns, HAS_DENTROPY, VEC, TILE_ROWS, LANES,
         )
+        if owns_label:
+            tl.debug_barrier()
+            tl.store(out_row_ptr + label, label_dx.to(dlogits_ptr.dtype.element_ty))
     else:
         zero = tl.zeros([TILE_ROWS, LANES * VEC], dlogits_ptr.dtype.element_ty)
         offs = tile_offsets(TILE_ROWS, LANES, VEC)
@@ -504,14 +339,11 @@ def token_logprobs_fwd(
     entropy = logits.new_empty(num_rows if return_entropy else 0, dtype=torch.float32)
     if num_rows == 0:
         return logprobs, entropy, row_max, row_sum
-    tile = vocab_tile(vocab_size, logits.dtype)
+    tile = vocab_tile(vocab_size, logits.dtype, reads_vectors(logits, vocab_size))
     num_segments = triton.cdiv(vocab_size, tile.segment_columns)
     splits = splits_rows(num_rows, num_segments, logits.device)
-    partials = row_sum
-    if splits:
-        partials = logits.new_empty((num_rows, num_segments, 3), dtype=torch.float64)
-    readable_columns = triton.cdiv(vocab_size, tile.VEC) * tile.VEC
-    aligned = is_row_aligned(logits) and is_readable(logits, readable_columns)
+    partials_shape = (num_rows, num_segments, 3) if splits else 0
+    partials = logits.new_empty(partials_shape, dtype=torch.float64)
     pointers, options = _row_arguments(temperature, mask, row_max)
     arguments = (
         *(logits, labels, *pointers, partials, logprobs, entropy, row_max, row_sum),
@@ -522,7 +354,6 @@ def token_logprobs_fwd(
             *arguments,
             SPLIT=splits,
             WITH_ENTROPY=return_entropy,
-            ALIGNED=aligned,
             **tile.constexprs(),
             **tile.options(),
         )
@@ -556,17 +387,16 @@ def token_logprobs_bwd(
     num_rows, num_columns = logits.shape
     if num_rows == 0:
         return out
-    tile = vocab_tile(vocab_size, logits.dtype)
+    in_vectors = reads_vectors(logits, num_columns) and writes_vectors(out)
+    tile = vocab_tile(vocab_size, logits.dtype, in_vectors)
     num_segments = triton.cdiv(num_columns, tile.segment_columns)
     pointers, options = _row_arguments(temperature, mask, row_max)
-    absent = row_max
     with device_of(logits):
         _token_logprobs_bwd_kernel[(num_rows * num_segments,)](
-            *(dlogprobs, absent if dentropy is None else dentropy, logits, labels, *pointers),
-            *(row_max, row_sum, absent if entropy is None else entropy, out),
+            *(dlogprobs, row_max if dentropy is None else dentropy, logits, labels, *pointers),
+            *(row_max, row_sum, row_max if entropy is None else entropy, out),
             *(logits.stride(0), out.stride(0), vocab_size, num_columns, num_segments, *options),
             HAS_DENTROPY=dentropy is not None,
-            ALIGNED=is_row_aligned(logits) and is_row_aligned(out) and num_columns % tile.VEC == 0,
             **tile.constexprs(),
             **tile.options(),
         )

@@ -23,12 +23,14 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
-def is_set(mask_ptr, row, has_mask):
-    """Whether a row counts; without a mask all do, and mask_ptr is not read."""
+def usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size):
+    """(is the row scored, its label int32, or -1 where the row must not be read)."""
     scored = True
     if has_mask:
         scored = tl.load(mask_ptr + row) != 0
-    return scored
+    label = tl.load(labels_ptr + row).to(tl.int64)
+    is_usable = scored & (label >= 0) & (label < vocab_size)
+    return scored, tl.where(is_usable, label, -1).to(tl.int32)
 
 
 @triton.jit
@@ -60,22 +62,20 @@ def tile_offsets(TILE_ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr
 
 
 @triton.jit
-def row_start(rows_ptr, row, row_stride, VEC: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointer to a row; an ALIGNED row starts on a multiple of VEC elements."""
-    offset = row.to(tl.int64) * row_stride
-    if ALIGNED:
-        offset = tl.multiple_of(offset, VEC)
-    return rows_ptr + offset
+def row_start(rows_ptr, row, row_stride, VEC: tl.constexpr):
+    """Pointer to a row; with VEC > 1 the launcher knows that it is on a 16-byte boundary."""
+    row_ptr = rows_ptr + row.to(tl.int64) * row_stride
+    return tl.multiple_of(row_ptr, 16) if VEC > 1 else row_ptr
 
 
 @triton.jit
-def load_tail(row_ptr, offs_v, stop, VEC: tl.constexpr, ALIGNED: tl.constexpr):
-    """Columns offs_v of a row as float32, -inf from `stop` on."""
-    limit = stop
-    if ALIGNED:
-        # Whole vectors, into columns that the launcher knows to be readable: 16-byte loads too.
-        limit = tl.cdiv(stop, VEC) * VEC
-    x = tl.load(row_ptr + offs_v, mask=offs_v < limit, other=MINUS_INF).to(tl.float32)
+def load_tail(row_ptr, offs_v, stop, VEC: tl.constexpr):
+    """Columns offs_v of a row as float32, -inf from `stop` on.
+
+    Loads whole vectors: the launcher knows up to VEC - 1 columns past `stop` to be readable.
+    """
+    readable = tl.cdiv(stop, VEC) * VEC
+    x = tl.load(row_ptr + offs_v, mask=offs_v < readable, other=MINUS_INF).to(tl.float32)
     return tl.where(offs_v < stop, x, MINUS_INF)
 
 

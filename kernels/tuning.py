@@ -24,6 +24,17 @@ FLOAT_OPTIONS = {"enable_fp_fusion": False}
 """Stated, because Triton's default changes: the same bits from kernels that share a formula."""
 MERGE_OPTIONS = {"num_warps": 1, **FLOAT_OPTIONS}
 
+TOKENS_PER_TILE = 512
+ROWS_PER_TILE = 8
+"""Log-probs that a program adds up at a time: 16 KiB of 8 sequences in flight; more would spill."""
+ROWS_PER_BLOCK = 128
+"""Rows of a group whose statistics a program takes at a time; larger groups take several turns."""
+BATCH_BLOCK = 1024
+"""Rows of the batch behind one partial result of scale="batch"."""
+TOKEN_OPTIONS = {"num_warps": 8, **FLOAT_OPTIONS}
+STATS_OPTIONS = {"num_warps": 1, **FLOAT_OPTIONS}
+"""Without tokens a group is a few rows: one warp reduces by shuffles, without a barrier."""
+
 
 @dataclass(frozen=True)
 class VocabTile:
@@ -52,26 +63,36 @@ class VocabTile:
         return {"num_warps": self.num_warps, **FLOAT_OPTIONS}
 
 
-def vocab_tile(vocab_size: int, dtype: torch.dtype) -> VocabTile:
-    """The tile for a vocabulary and a dtype."""
-    vec = VECTOR_BYTES // dtype.itemsize
+def vocab_tile(vocab_size: int, dtype: torch.dtype, in_vectors: bool) -> VocabTile:
+    """The tile for a vocabulary and a dtype; single columns per access unless `in_vectors`."""
+    vec = VECTOR_BYTES // dtype.itemsize if in_vectors else 1
     num_warps = 1 if vocab_size <= SMALL_VOCAB else 4
     return VocabTile(vec, ELEMENTS_PER_THREAD // vec, 32 * num_warps, num_warps)
 
 
-def is_row_aligned(rows: Tensor) -> bool:
-    """Whether every row of a (T, V) tensor starts on a 16-byte boundary."""
+def _is_row_aligned(rows: Tensor) -> bool:
     stride_bytes = rows.stride(0) * rows.element_size()
     return rows.data_ptr() % VECTOR_BYTES == 0 and stride_bytes % VECTOR_BYTES == 0
 
 
-def is_readable(rows: Tensor, columns: int) -> bool:
-    """Whether `columns` columns of each row lie in memory of their own; a view may show fewer."""
+def reads_vectors(rows: Tensor, columns: int) -> bool:
+    """Whether 16-byte loads can cover `columns` columns of every row of a (T, V) tensor.
+
+    Rows must be aligned, and the last vector lie in the row's memory, of which a view of padded
+    rows may show less.
+    """
+    vec = VECTOR_BYTES // rows.element_size()
+    columns = -(-columns // vec) * vec
     if columns <= rows.shape[1]:
-        return True
+        return _is_row_aligned(rows)
     end = rows.storage_offset() + (rows.shape[0] - 1) * rows.stride(0) + columns
-    fits = end * rows.element_size() <= rows.untyped_storage().nbytes()
-    return fits and columns <= rows.stride(0)
+    is_stored = end * rows.element_size() <= rows.untyped_storage().nbytes()
+    return is_stored and columns <= rows.stride(0) and _is_row_aligned(rows)
+
+
+def writes_vectors(rows: Tensor) -> bool:
+    """Whether 16-byte stores can cover every row of a (T, V) tensor and nothing else."""
+    return rows.shape[1] * rows.element_size() % VECTOR_BYTES == 0 and _is_row_aligned(rows)
 
 
 def splits_rows(num_rows: int, num_segments: int, device: torch.device) -> bool:
