@@ -1,4 +1,4 @@
-"""The meaning of every op in plain PyTorch: any device, any float dtype; in float64 it is the truth.
+"""The meaning of every op in plain PyTorch: any device, any float dtype; in float64 the truth.
 
 Legend: P prompts (groups), S sequences (rollouts), T tokens, V vocabulary. The Triton and C++
 launchers have these names, arguments and results.
@@ -52,8 +52,8 @@ def token_logprobs_fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(logprobs, entropy or an empty tensor, row_max, row_sum).
 
-    logits (T, V), any row stride; labels (T,); temperature a float or (T,) or (1,) float32; mask (T,)
-    bool. The first three results are float32 (float64 for float64 logits), row_sum is float64.
+    logits (T, V), any row stride; labels (T,); temperature a float, or (T,) or (1,) float32; mask
+    (T,) bool. The first three results are float32 (float64 for float64 logits), row_sum float64.
     """
     scored, valid = _row_states(labels, mask, vocab_size)
     row_max, z = _shifted(logits, valid, temperature, vocab_size)
@@ -92,7 +92,7 @@ def token_logprobs_bwd(
     entropy: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """dlogits (T, V) in the dtype of logits, contiguous, or written to `out` (any row stride, may be logits).
+    """dlogits (T, V) in the dtype of logits: contiguous, or `out` (any row stride, may be logits).
 
     Columns from vocab_size on are 0. A row whose upstream gradients are all 0 is not read: 0.
     """
@@ -182,11 +182,12 @@ def xrpo_advantages_fwd(
     ddof: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(advantages, base, bonus, eta, scores, mean, std), each (S,): float64 for float64 rewards, else float32.
+    """(advantages, base, bonus, eta, scores, mean, std), each (S,); float64 for float64 rewards.
 
         base  = (r - mean) / (std + eps), or r - mean for scale "none"; 0 where r is NaN (unscored)
         eta   = exp(s - mean of s over the rows of the group that take part), 1 for the others
-        bonus = min(max(novelty_weight (1 - eta), 0), novelty_clip base) where correct and base > 0, else 0
+        bonus = min(max(novelty_weight (1 - eta), 0), novelty_clip base)
+                where correct and base > 0, else 0
         advantages = base + bonus
 
     Takes part: a finite score of at least one token, a scored reward, not excluded. `std` is what

@@ -54,3 +54,33 @@ class RolloutPlanner:
     def stds(self) -> np.ndarray: ...
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, values: dict[str, Any], /) -> None: ...
+
+# CPU kernels; their face is xrpo_fast.ops.cpp. Pointers are integers, 0 is absent.
+
+def token_logprobs_fwd(
+    rows: tuple[Any, ...], logprobs: int, entropy: int, row_max: int, row_sum: int
+) -> None: ...
+def token_logprobs_bwd(
+    rows: tuple[Any, ...],
+    dlogprobs: int,
+    dentropy: int,
+    row_max: int,
+    row_sum: int,
+    entropy: int,
+    dlogits: int,
+    row_stride: int,
+) -> None: ...
+def logprob_isa() -> str: ...
+def limit_logprob_isa(limit: str) -> None: ...
+def sequence_logprobs_fwd(
+    token_logprobs: int,
+    dtype: int,
+    cu_seqlens: int,
+    cu_is_int64: bool,
+    num_seqs: int,
+    is_mean: bool,
+    scores: int,
+    lengths: int,
+    num_threads: int,
+) -> None: ...
+def xrpo_advantages_fwd(*arguments: float) -> None: ...

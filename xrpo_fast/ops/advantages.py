@@ -4,14 +4,15 @@ Legend: P prompts (groups), S sequences (rollouts), T packed tokens, L padded le
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from xrpo_fast.ops import checks
-from xrpo_fast.ops.backends import LIBRARY, launcher, resolve
+from xrpo_fast.ops.advantages_op import launch
+from xrpo_fast.ops.backends import resolve
+from xrpo_fast.ops.grouping import grouping, restored, scored_rows
 from xrpo_fast.ops.sequences import check_offsets
 
 SCALES = ("group", "batch", "none")
@@ -26,7 +27,7 @@ class GroupAdvantages(NamedTuple):
     """Mean reward of the row's group; NaN where no reward of it is scored."""
     std: Tensor
     """What divides: of the group, or of all rows for scale "batch"."""
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     """int64, scored rows of the group."""
 
 
@@ -79,14 +80,14 @@ def group_advantages(
     Source: GRPO, arXiv:2402.03300; "batch" and "none" as in TRL's scale_rewards.
     """
     rewards, _ = _checked_rewards(rewards, 1.0, scale, ddof, eps)
-    cu_groups, order = _grouping(rewards, cu_groups, group_ids)
+    cu_groups, order = grouping(rewards, cu_groups, group_ids)
     values = rewards if order is None else rewards[order]
-    result = _launch(
+    result = launch(
         values, None, None, None, None, cu_groups, None, 1.0, None, 0.0, 0.0, scale, ddof, eps,
         resolve(backend, rewards, "rewards"), validate,
     )  # fmt: skip
-    rows = [result[0], result[5], result[6], _scored_rows(values, cu_groups)]
-    return GroupAdvantages(*_restored(rows, order))
+    rows = [result[0], result[5], result[6], scored_rows(values, cu_groups)]
+    return GroupAdvantages(*restored(rows, order))
 
 
 def xrpo_advantages(
@@ -113,7 +114,7 @@ def xrpo_advantages(
 
         base  = (r - mean) / (std + eps)
         eta   = exp(s - mean of s over the group)            s: mean log-prob per token
-        bonus = min(max(novelty_weight (1 - eta), 0), novelty_clip base)   where correct and base > 0
+        bonus = min(max(novelty_weight (1 - eta), 0), novelty_clip base) where correct and base > 0
         A     = base + bonus
 
     Args:
@@ -121,7 +122,8 @@ def xrpo_advantages(
         scores:         (S,) float, s itself; or
         token_logprobs: (T,) float with cu_seqlens, or (S, L) with mask. One of the three, unless
                         novelty_weight is 0.
-        cu_seqlens:     (S+1,) int32 or int64: sequence s holds tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
+        cu_seqlens:     (S+1,) int32 or int64: sequence s holds tokens from cu_seqlens[s] up to
+                        cu_seqlens[s+1].
         cu_groups:      (P+1,) int32 or int64: group p holds rows cu_groups[p] .. cu_groups[p+1]-1.
         group_ids:      (S,) int32 or int64, any integers in any order; instead of cu_groups.
         mask:           (S, L) bool, True = a token of the response.
@@ -137,6 +139,7 @@ def xrpo_advantages(
         A row of no tokens, or whose score is not finite, takes no part in novelty: eta 1, bonus 0.
     Source: XRPO, arXiv:2510.06672.
     """
+    scores, token_logprobs = _detached(scores), _detached(token_logprobs)
     rewards, full_reward = _checked_rewards(rewards, full_reward, scale, ddof, eps)
     for name, value in (("novelty_weight", novelty_weight), ("novelty_clip", novelty_clip)):
         _check_not_negative(name, value)
@@ -145,24 +148,29 @@ def xrpo_advantages(
             _check_flags(name, flags, rewards)
     _check_scores(rewards, scores, token_logprobs, cu_seqlens, mask, novelty_weight)
     backend = resolve(backend, rewards, "rewards")
-    cu_groups, order = _grouping(rewards, cu_groups, group_ids)
+    cu_groups, order = grouping(rewards, cu_groups, group_ids)
     exclude = exclude_from_novelty
     if order is not None:
-        if cu_seqlens is not None:
+        if cu_seqlens is not None and token_logprobs is not None:
             scores, lengths = torch.ops.xrpo_fast.sequence_logprobs(
                 token_logprobs, cu_seqlens, "mean", backend, validate
             )
             exclude = lengths == 0 if exclude is None else exclude | (lengths == 0)
             token_logprobs = cu_seqlens = None
-        rewards, scores, token_logprobs, mask, correct, exclude = (
+        rewards = rewards[order]
+        scores, token_logprobs, mask, correct, exclude = (
             None if x is None else x[order]
-            for x in (rewards, scores, token_logprobs, mask, correct, exclude)
+            for x in (scores, token_logprobs, mask, correct, exclude)
         )
-    result = _launch(
+    result = launch(
         rewards, scores, token_logprobs, cu_seqlens, mask, cu_groups, correct, full_reward, exclude,
         novelty_weight, novelty_clip, scale, ddof, eps, backend, validate,
     )  # fmt: skip
-    return XrpoAdvantages(*_restored(result, order))
+    return XrpoAdvantages(*restored(result, order))
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
 
 
 def _check_not_negative(argument: str, value: float) -> None:
@@ -182,6 +190,8 @@ def _checked_rewards(
     if ddof not in (0, 1):
         raise ValueError(f"ddof: expected 0 or 1, got {ddof}")
     _check_not_negative("eps", eps)
+    if rewards.requires_grad:
+        rewards = rewards.detach()
     if rewards.dtype in (torch.float32, torch.float64):
         return rewards, full_reward
     if rewards.dtype in (torch.bfloat16, torch.float16):
@@ -239,109 +249,3 @@ def _check_scores(
             "scores: expected scores, or token_logprobs with cu_seqlens or mask, got none; "
             "pass novelty_weight=0 for the plain advantage"
         )
-
-
-def _grouping(
-    rewards: Tensor, cu_groups: Tensor | None, group_ids: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """cu_groups, and the order that makes groups contiguous (None: they are).
-
-    From ids, cu_groups has S + 1 entries and ends in empty groups: their number needs no sync.
-    """
-    if (cu_groups is None) == (group_ids is None):
-        got = "neither" if cu_groups is None else "both"
-        raise ValueError(f"cu_groups: expected exactly one of cu_groups and group_ids, got {got}")
-    num_seqs = rewards.shape[0]
-    if cu_groups is not None:
-        check_offsets("cu_groups", cu_groups, "rewards", rewards)
-        return cu_groups, None
-    assert group_ids is not None
-    checks.dtype("group_ids", group_ids, checks.INDICES)
-    checks.shape("group_ids", group_ids, (num_seqs,), "(S,)")
-    checks.same_device("group_ids", group_ids, "rewards", rewards)
-    ids, order = torch.sort(group_ids, stable=True)
-    cu_groups = torch.full((num_seqs + 1,), num_seqs, dtype=torch.int64, device=ids.device)
-    if num_seqs == 0:
-        return cu_groups, order
-    is_start = torch.ones_like(ids, dtype=torch.bool)
-    torch.ne(ids[1:], ids[:-1], out=is_start[1:])
-    group = is_start.cumsum(0) - 1
-    rows = torch.arange(num_seqs, device=ids.device)
-    cu_groups.scatter_reduce_(0, group, rows, "amin")
-    return cu_groups, order
-
-
-def _scored_rows(rewards: Tensor, cu_groups: Tensor) -> Tensor:
-    """(S,) int64: number of scored rows in each row's group."""
-    offsets = cu_groups.long()
-    before = rewards.new_zeros(rewards.shape[0] + 1, dtype=torch.int64)
-    torch.cumsum(~rewards.isnan(), 0, out=before[1:])
-    count = before[offsets].diff()
-    return count.repeat_interleave(offsets.diff(), output_size=rewards.shape[0])
-
-
-def _restored(rows: Sequence[Tensor], order: Tensor | None) -> Sequence[Tensor]:
-    """Rows sorted by `order`, back in the caller's order."""
-    if order is None:
-        return rows
-    inverse = torch.empty_like(order).scatter_(
-        0, order, torch.arange(order.shape[0], device=order.device)
-    )
-    return [x[inverse] for x in rows]
-
-
-def _launch(rewards: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-    """The op, called past the dispatcher where nobody watches: that is half of the time of a small call."""
-    if type(rewards) is Tensor and not torch.compiler.is_compiling():
-        with torch.no_grad():
-            return _forward(rewards, *arguments)
-    return torch.ops.xrpo_fast.xrpo_advantages(rewards, *arguments)
-
-
-def _forward(
-    rewards: Tensor,
-    scores: Tensor | None,
-    token_logprobs: Tensor | None,
-    cu_seqlens: Tensor | None,
-    token_mask: Tensor | None,
-    cu_groups: Tensor,
-    correct: Tensor | None,
-    full_reward: float,
-    exclude: Tensor | None,
-    novelty_weight: float,
-    novelty_clip: float,
-    scale: str,
-    ddof: int,
-    eps: float,
-    backend: str,
-    validate: bool,
-) -> tuple[Tensor, ...]:
-    if validate or rewards.device.type == "cpu":
-        checks.cumulative("cu_groups", cu_groups, rewards.shape[0], "rows")
-        if cu_seqlens is not None:
-            assert token_logprobs is not None
-            checks.cumulative("cu_seqlens", cu_seqlens, token_logprobs.shape[0], "tokens")
-    launch = launcher(backend, "advantages", "xrpo_advantages_fwd")
-    tensors = (rewards, scores, token_logprobs, cu_seqlens, token_mask, cu_groups, correct)
-    rewards, scores, token_logprobs, cu_seqlens, token_mask, cu_groups, correct = (
-        None if x is None else x.contiguous() for x in tensors
-    )
-    return launch(
-        rewards, scores, token_logprobs, cu_seqlens, token_mask, cu_groups, correct, full_reward,
-        None if exclude is None else exclude.contiguous(),
-        novelty_weight, novelty_clip, scale, ddof, eps,
-    )  # fmt: skip
-
-
-def _forward_fake(rewards: Tensor, *_: object) -> tuple[Tensor, ...]:
-    return tuple(rewards.new_empty(rewards.shape) for _ in range(7))
-
-
-LIBRARY.define(
-    "xrpo_advantages(Tensor rewards, Tensor? scores, Tensor? token_logprobs, Tensor? cu_seqlens, "
-    "Tensor? token_mask, Tensor cu_groups, Tensor? correct, float full_reward, Tensor? exclude, "
-    "float novelty_weight, float novelty_clip, str scale, int ddof, float eps, str backend, "
-    "bool validate) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-LIBRARY.impl("xrpo_advantages", _forward, "CompositeExplicitAutograd")
-torch.library.register_fake("xrpo_fast::xrpo_advantages", _forward_fake, lib=LIBRARY)

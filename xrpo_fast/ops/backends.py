@@ -1,4 +1,4 @@
-"""Which implementation runs: chosen once, in `resolve`, and never changed behind the caller's back."""
+"""Which implementation runs: chosen once, in `resolve`, never changed behind the caller's back."""
 
 import importlib
 import os
@@ -27,7 +27,7 @@ _last_backend: str | None = None
 
 
 def last_backend() -> str | None:
-    """Implementation of the op that ran last in this process: "triton", "cpp" or "torch"; None before."""
+    """What ran the last op of this process: "triton", "cpp" or "torch"; None before the first."""
     return _last_backend
 
 

@@ -1,4 +1,4 @@
-"""The GEMMs around an LM head, with float32 results whatever its dtype. V vocabulary, D model width."""
+"""The GEMMs around an LM head, with float32 results. Legend: V vocabulary, D model width."""
 
 from collections.abc import Iterator
 

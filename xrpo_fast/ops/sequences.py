@@ -29,14 +29,15 @@ def sequence_logprobs(
     """Mean (or sum) of the token log-probs of each sequence.
 
     Args:
-        token_logprobs: (T,) float32, bfloat16, float16 or float64, nats; packed, sequence after sequence.
-        cu_seqlens:     (S+1,) int32 or int64: sequence s holds tokens cu_seqlens[s] .. cu_seqlens[s+1]-1.
+        token_logprobs: (T,) float32, bfloat16, float16 or float64, nats; packed.
+        cu_seqlens:     (S+1,) int32 or int64: sequence s holds tokens from cu_seqlens[s] up to
+                        cu_seqlens[s+1].
         normalize:      "mean" (per token) or "sum".
     Returns:
         SequenceLogprobs: scores and lengths. Sums are taken in float64.
     Raises:
-        ValueError, TypeError: wrong dtype, shape, device; cu_seqlens that does not start at 0, decreases, or
-        does not end at T (on CUDA only with validate=True).
+        ValueError, TypeError: wrong dtype, shape, device; cu_seqlens that does not start at 0,
+        decreases, or does not end at T (on CUDA only with validate=True).
     """
     checks.dtype("token_logprobs", token_logprobs, checks.FLOATS)
     if token_logprobs.ndim != 1:
