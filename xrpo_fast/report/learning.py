@@ -75,7 +75,24 @@ def learning_charts(runs: Sequence[Run]) -> list[Chart]:
             is_fraction=True,
         ),
     ]
+    wanted += _tier_charts(runs)
     return accuracy_charts(runs) + [chart for chart in wanted if chart]
+
+
+def _tier_charts(runs: Sequence[Run]) -> list[Chart | None]:
+    """pass@1 of each difficulty label of the evaluation sets."""
+    keys = dict.fromkeys(key for run in runs for row in run.rows for key in row if "/tier/" in key)
+    tiers = [key for key in keys if key.startswith("eval/") and key.endswith("/pass@1")]
+    return [
+        metric_chart(
+            runs,
+            key,
+            f"Tier {key.split('/tier/')[1].removesuffix('/pass@1')}",
+            f"pass@1 on {key.split('/tier/')[0].removeprefix('eval/')}",
+            is_fraction=True,
+        )
+        for key in tiers
+    ]
 
 
 def length_charts(runs: Sequence[Run]) -> list[Chart]:

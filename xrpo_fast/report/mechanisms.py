@@ -206,7 +206,7 @@ def novelty_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _bonus_against(runs: Sequence[Run], column: str, x_label: str, title: str) -> Chart | None:
-    """Mean bonus of right answers that have one coming, in twelfths of the x values."""
+    """Mean bonus of right answers that may get one."""
     with canvas(x_label=x_label) as (figure, axis):
         tallest = 0.0
         for index, run in enumerate(runs):
@@ -219,12 +219,7 @@ def _bonus_against(runs: Sequence[Run], column: str, x_label: str, title: str) -
             x, y = x[is_finite], y[is_finite]
             if not len(x):
                 continue
-            edges = np.unique(np.quantile(x, np.linspace(0, 1, _NUM_QUANTILES + 1)))
-            bins = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, max(len(edges) - 2, 0))
-            counts = np.bincount(bins)
-            kept = counts > 0
-            centres = np.bincount(bins, weights=x)[kept] / counts[kept]
-            means = np.bincount(bins, weights=y)[kept] / counts[kept]
+            centres, means = _binned(x, y)
             axis.plot(centres, means, color=colour(index), marker="o", markersize=4)
             tallest = max(tallest, float(means.max()))
         axis.set_ylim(0, 1.06 * tallest or 1)
@@ -233,9 +228,19 @@ def _bonus_against(runs: Sequence[Run], column: str, x_label: str, title: str) -
     return Chart(
         name=f"bonus_against_{column}",
         title=title,
-        caption="mean of unseeded right answers with a positive advantage, in twelve equal shares",
+        caption="mean of unseeded right answers with a positive advantage; at most 12 groups",
         figure=figure,
     )
+
+
+def _binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means of x and y in groups of equal number; per value where x has few values."""
+    edges = np.unique(x)
+    if len(edges) > _NUM_QUANTILES:
+        edges = np.unique(np.quantile(x, np.linspace(0, 1, _NUM_QUANTILES + 1)[:-1]))
+    bins = np.searchsorted(edges, x, side="right") - 1
+    counts = np.bincount(bins)
+    return np.bincount(bins, weights=x) / counts, np.bincount(bins, weights=y) / counts
 
 
 def time_charts(runs: Sequence[Run]) -> list[Chart]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from xrpo_fast.report.runs import Run
 
 MAX_SAMPLES = 6
@@ -167,8 +169,8 @@ def _shared_prompts(runs: Sequence[Run]) -> list[str]:
     shared = [prompt_id for prompt_id, seen in steps.items() if len(seen) >= needed]
     shared.sort(key=lambda prompt_id: (sum(solved[prompt_id]) / len(solved[prompt_id]), prompt_id))
     # Spread over the difficulty: six of the hardest alone would show failures only.
-    stride = max(1, len(shared) // MAX_SAMPLES)
-    return shared[::stride][:MAX_SAMPLES]
+    places = np.linspace(0, len(shared) - 1, min(MAX_SAMPLES, len(shared)))
+    return [shared[round(place)] for place in places]
 
 
 def _answers(runs: Sequence[Run], prompt_id: str) -> list[tuple[str, dict[str, Any]]]:
