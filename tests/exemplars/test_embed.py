@@ -85,3 +85,27 @@ def test_sentence_transformers_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)
     with pytest.raises(ValueError, match=r"'some/model', got no such package; pip install"):
         make_embedder("some/model")
+
+
+def test_sentence_transformers_folder(tmp_path, require):
+    """A tiny model built here: unit rows, the model's own cosines, retrieval by them."""
+    require("sentence_transformers")
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "sheep", "goat", "prime", "factor"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertModel(BertConfig(vocab_size=len(words), intermediate_size=16, **sizes))
+    bert.save_pretrained(tmp_path / "bert")
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    parts = [models.Transformer(str(tmp_path / "bert")), models.Pooling(16)]
+    model = SentenceTransformer(modules=parts)
+    model.save(str(tmp_path / "model"))
+    texts = ["sheep goat", "goat sheep sheep", "prime factor"]
+    embedder = make_embedder(str(tmp_path / "model"))
+    embedder.fit(texts)
+    plain = model.encode(texts).astype(np.float64)
+    plain /= np.linalg.norm(plain, axis=1, keepdims=True)
+    np.testing.assert_allclose(cosines(embedder, texts), plain @ plain.T, atol=1e-5)
+    assert embedder.embed([]).shape[0] == 0

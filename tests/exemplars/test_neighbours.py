@@ -36,12 +36,12 @@ def brute_force(queries, keys, query_groups, key_groups, num_neighbours, bounds)
 @pytest.mark.parametrize("bounds", [(0.5, 0.95), (0.3, None)], ids=["banded", "open"])
 @pytest.mark.parametrize(
     ("num_queries", "num_keys", "num_neighbours"),
-    [(1, 1, 1), (53, 53, 64), (40, 97, 5), (97, 3, 2)],
+    [(1, 1, 1), (53, 53, 64), (40, 97, 5), (97, 3, 2), (5, 0, 3), (0, 5, 3)],
     ids=lambda value: str(value),
 )
 def test_equals_brute_force(form, bounds, num_queries, num_keys, num_neighbours, monkeypatch):
     # Seven rows a block: block edges fall inside the queries.
-    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 24 * 7 * num_keys)
+    monkeypatch.setattr(neighbours, "BLOCK_BYTES", 24 * 7 * max(1, num_keys))
     rng = np.random.default_rng(num_queries * 1000 + num_keys)
     queries = unit_rows(rng, num_queries, 12, density=0.6)
     keys = unit_rows(rng, num_keys, 12, density=0.6)
