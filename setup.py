@@ -27,6 +27,7 @@ setup(
         "xrpo_fast.kernels",
         "xrpo_fast.objectives",
         "xrpo_fast.ops",
+        "xrpo_fast.replay",
         "xrpo_fast.report",
         "xrpo_fast.rewards",
         "xrpo_fast.rollouts",

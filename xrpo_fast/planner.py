@@ -69,7 +69,8 @@ class RolloutPlanner:
     Args:
         num_prompts: P of a full step.
         total_rollouts: rollouts of a full step, met exactly (except by "dapo").
-        base_rollouts: rollouts of each prompt before the planner decides; "dapo": the group size.
+        base_rollouts: rollouts of each prompt before the planner decides; "dapo": the group size;
+            "uniform": of no effect.
         rounds: phases after the base; each shares an equal part of the rest. With "dapo": refills.
         exploration: lambda.
         confidence: 1 - alpha of the two-sided Student-t interval.
@@ -185,11 +186,13 @@ class RolloutPlanner:
         _check_integer("total_rollouts", total, 1)
         if total > MAX_TOTAL:
             raise ValueError(f"total_rollouts: expected at most {MAX_TOTAL}, got {total}")
-        least = self.base_rollouts * num_prompts
+        # The uniform rule has no base, but gives to all.
+        base = 1 if self.allocation == "uniform" else self.base_rollouts
+        least = base * num_prompts
         if total < least:
             raise ValueError(
                 f"total_rollouts: expected at least base_rollouts * prompts = "
-                f"{self.base_rollouts} * {num_prompts} = {least}, got {total}; raise the budget or "
+                f"{base} * {num_prompts} = {least}, got {total}; raise the budget or "
                 "lower base_rollouts"
             )
         cap = self.max_rollouts_per_prompt
