@@ -199,11 +199,20 @@ def test_bad_gold_answer_names_its_row(tmp_path):
         ("/no/such/folder", "which is none of them"),
         ("name", "got 'name', which is none of them"),
         ("builtin:symbols?seed=x", "builtin:symbols: invalid literal"),
+        ("builtin:symbols?sed=1", r"expected no option \['sed'\] in 'builtin:symbols"),
     ],
 )
 def test_unknown_source(source, message):
     with pytest.raises(DataError, match=message):
         load(source)
+
+
+def test_split_in_the_source_wins():
+    template = PromptTemplate(build_tokenizer(), raw=True)
+    source = "builtin:symbols?split=test"
+    prompts = load_prompts(source, template=template, max_prompt_tokens=64, split="train")
+    assert len(prompts) == 136
+    assert prompts.name.endswith("/test")
 
 
 def test_unknown_split_of_the_builtin_task():

@@ -17,7 +17,7 @@ from xrpo_fast.exemplars import ExemplarStore, PromptStates
 from xrpo_fast.metrics import Clock, DeviceSums
 from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.policy import ModelError, Policy, load_policy, model_path
-from xrpo_fast.rewards import Verifier, make_verifier
+from xrpo_fast.rewards import Verifier, answer_checker, make_verifier
 from xrpo_fast.rollouts import make_engine
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
@@ -154,6 +154,7 @@ def start_verifier(config: Config) -> Verifier:
         workers=reward.workers,
         timeout_s=reward.timeout_s,
         max_error_frac=reward.max_error_frac,
+        options=reward.options,
     )
 
 
@@ -189,7 +190,7 @@ def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet
         split=config.data.split,
         limit=config.data.limit or None,
         seed=config.run.seed,
-        check_answer=answer_check(config),
+        check_answer=answer_checker(config.reward.functions, config.reward.options),
     )
 
 
@@ -207,19 +208,10 @@ def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[P
             columns=config.data.columns,
             split=config.data.eval_split,
             seed=config.run.seed,
-            check_answer=answer_check(config),
+            check_answer=answer_checker(config.reward.functions, config.reward.options),
         )
         sets[name] = loaded.prompts
     return sets
-
-
-def answer_check(config: Config):
-    """Gold answers must parse at load time where the math reward grades them."""
-    if "math" not in config.reward.functions:
-        return None
-    from xrpo_fast.rewards.math import parse_gold
-
-    return parse_gold
 
 
 def report_data(prompts: PromptSet, eval_sets: dict[str, list[Prompt]]) -> None:

@@ -214,6 +214,9 @@ class RewardConfig(Section):
     """Wall-clock bound of one verification; its worker is killed then."""
     max_error_frac: float = Field(0.05, ge=0, le=1)
     """The run stops when more of the verifications fail to run."""
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Of the built-in functions, by name, e.g. { math = { answer_format = "any" } }; the keys are
+    the fields of MathPolicy and CodePolicy."""
 
 
 class EvalConfig(Section):

@@ -2,7 +2,8 @@
 
 A source is a .jsonl or .parquet file, a data set folder, a hub id ("owner/name" or
 "owner/name:config"), "builtin:symbols" (with ?seed=N), or "reasoning_gym:<dataset>" (with
-?size=N). Files and the built-in task need nothing beyond the core dependencies.
+?size=N). ?split=NAME names the split where the caller's is not right. Files and the built-in task
+need nothing beyond the core dependencies.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xrpo_fast.layouts import MISSING, apply_layout, look_up, resolve_columns
-from xrpo_fast.sources import DataError, Record, read_records
+from xrpo_fast.sources import DataError, Record, read_records, split_source
 from xrpo_fast.templates import PromptTemplate, TemplateError, question_of
 from xrpo_fast.types import Prompt
 
@@ -114,9 +115,10 @@ class _RowReader:
         check_answer: Callable[[Any], object] | None,
     ) -> None:
         self.source = source
-        base = source.partition("?")[0].rstrip("/")
-        is_file = base.endswith((".jsonl", ".parquet"))
-        parts = Path(base).with_suffix("").parts[-2:] if is_file else (Path(base).name, split)
+        address, _, split = split_source(source, split)
+        is_file = address.endswith((".jsonl", ".parquet"))
+        path = Path(address)
+        parts = path.with_suffix("").parts[-2:] if is_file else (path.name, split)
         self.name = "/".join(parts)
         self.columns = columns
         self.template = template

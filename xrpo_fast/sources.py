@@ -21,27 +21,42 @@ class DataError(ValueError):
     """A data set cannot be used; the message says what was found. Exit code 2."""
 
 
+def split_source(source: str, split: str) -> tuple[str, dict[str, str], str]:
+    """(address, options, split) of a source; "?split=..." in it wins over `split`."""
+    if source.endswith((".jsonl", ".parquet")):
+        return source, {}, split
+    address, _, query = source.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    return address, options, options.get("split", split)
+
+
 def read_records(source: str, split: str, seed: int) -> Iterator[Record]:
-    """Rows of a source, as dictionaries."""
-    base, _, query = source.partition("?")
-    options = dict(parse_qsl(query))
-    if base == "builtin:symbols":
+    """Rows of a source, as dictionaries.
+
+    Raises:
+        DataError: the source is of no known kind, or cannot be read.
+    """
+    address, options, split = split_source(source, split)
+    known = {"builtin": {"seed", "split"}, "reasoning_gym": {"seed", "size", "split"}}
+    if unknown := set(options) - known.get(address.partition(":")[0], {"split"}):
+        raise DataError(f"data: expected no option {sorted(unknown)} in {source!r}")
+    if address == "builtin:symbols":
         return _read_symbols(options, split)
-    if base.startswith("reasoning_gym:"):
-        return _read_reasoning_gym(base.partition(":")[2], options, split, seed)
-    path = os.path.expanduser(source)
+    if address.startswith("reasoning_gym:"):
+        return _read_reasoning_gym(address.partition(":")[2], options, split, seed)
+    path = os.path.expanduser(address)
     if path.endswith((".jsonl", ".parquet")):
         if not os.path.isfile(path):
             raise DataError(f"data: expected a file, found none at {source!r}")
         return _read_jsonl(path) if path.endswith(".jsonl") else _read_parquet(path)
     if os.path.isdir(path):
         return _read_folder(path, split)
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if address.count("/") != 1 or address.startswith((".", "/", "~")):
         raise DataError(
             f"data: expected a .jsonl or .parquet file, a folder, a hub id 'owner/name', "
             f"builtin:symbols or reasoning_gym:<dataset>, got {source!r}, which is none of them"
         )
-    return _read_hub(source, split)
+    return _read_hub(address, split)
 
 
 def _read_symbols(options: dict[str, str], split: str) -> Iterator[Record]:

@@ -154,6 +154,20 @@ def test_builtin_task_needs_the_end_symbol():
     assert (unfinished.reward, unfinished.extracted) == (0.0, None)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer_fromat": "any"}, r"options.math: expected keys among answer_format, .* got ans"),
+        ({"answer_format": "box"}, r"options.math.answer_format: expected one of boxed, .*'box'"),
+    ],
+)
+def test_unknown_options_of_a_function(options, message):
+    with pytest.raises(ValueError, match=message):
+        answer_checker(["math"], {"math": options})
+    with pytest.raises(ValueError, match=message):
+        make_verifier(["math"], workers=1, options={"math": options})
+
+
 def test_part_names_are_short_and_unique():
     assert part_names(["math", "a.b:f", "builtin:symbols"]) == ["math", "f", "symbols"]
     assert part_names(["a:f", "b:f"]) == ["a:f", "b:f"]

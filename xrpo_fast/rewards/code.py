@@ -5,6 +5,7 @@ outputs are compared outside, or by a judge in a sandbox of its own.
 """
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -19,6 +20,7 @@ from xrpo_fast.rewards.sandbox import Sandbox
 
 _PYTHON_NAMES = ("", "python", "python3", "py")
 MAX_CODE_CHARS = 100_000
+_INTERPRETER_MIB = 256
 
 # What contest sites import before a solution.
 _PRELUDE = """
@@ -69,11 +71,14 @@ class CodePolicy:
     scoring: Literal["all", "fraction"] = "all"
     """all: 1 where every test passes, else 0; fraction: share of tests that pass."""
     test_timeout_s: float = 6.0
-    """Wall clock of one test; a problem's own limit holds where it is lower."""
+    """Wall clock of one test; a problem's own limit, times time_scale, holds where it is lower."""
+    time_scale: float = 2.0
+    """A problem's own limit is meant for an idle judge without a sandbox to start."""
     sample_timeout_s: float = 60.0
     """Wall clock of all tests of a completion; tests left then have failed."""
     memory_mib: int = 1024
-    """Address space of a program; a problem's own limit holds where it is lower."""
+    """Address space of a program; a problem's own limit holds where it is lower, but not below
+    256 MiB, which the interpreter needs."""
     output_mib: int = 16
     """Standard output of one test."""
     file_mib: int = 64
@@ -157,9 +162,11 @@ class CodeVerifier:
 
     def _limits(self, tests: CodeTests) -> Limits:
         policy = self.policy
+        own_timeout_s = policy.time_scale * (tests.time_limit_s or math.inf)
+        own_memory_mib = max(_INTERPRETER_MIB, int(tests.memory_limit_mib or policy.memory_mib))
         return Limits(
-            timeout_s=min(policy.test_timeout_s, tests.time_limit_s or policy.test_timeout_s),
-            memory_mib=int(min(policy.memory_mib, tests.memory_limit_mib or policy.memory_mib)),
+            timeout_s=min(policy.test_timeout_s, own_timeout_s),
+            memory_mib=min(policy.memory_mib, own_memory_mib),
             output_bytes=policy.output_mib << 20,
             file_mib=policy.file_mib,
         )

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 BUILT_IN = ("math", "code", "exact", "builtin:symbols", "reasoning_gym")
 
@@ -26,8 +26,9 @@ class Score:
 
 
 Item = dict[str, Any]
-"""prompt, text, token_ids, answer, columns, is_truncated."""
+"""question, prompt (text or messages), text, token_ids, answer, columns, is_truncated."""
 Scorer = Callable[[Item], Score]
+Policy = TypeVar("Policy")
 
 
 def part_names(functions: list[str]) -> list[str]:
@@ -84,7 +85,7 @@ def answer_checker(
     if "math" in functions:
         from xrpo_fast.rewards.math import MathPolicy, parse_gold
 
-        policy = MathPolicy(**(options or {}).get("math", {}))
+        policy = make_policy(MathPolicy, "math", (options or {}).get("math", {}))
         checks.append(lambda answer: parse_gold(answer, policy=policy))
     if "code" in functions:
         from xrpo_fast.rewards.code_tests import parse_tests
@@ -103,6 +104,28 @@ def answer_checker(
 def _check_exact(answer: Any) -> None:
     if answer is None or not str(answer).strip():
         raise ValueError(f"answer: expected text, got {answer!r}")
+
+
+def make_policy(policy_class: type[Policy], function: str, options: dict[str, Any]) -> Policy:
+    """The policy of a built-in function from its options.
+
+    Raises:
+        ValueError: an unknown key, or a value that is none of the named ones.
+    """
+    hints = get_type_hints(policy_class)
+    if unknown := set(options) - set(hints):
+        raise ValueError(
+            f"options.{function}: expected keys among {', '.join(sorted(hints))}, got "
+            f"{', '.join(sorted(unknown))}"
+        )
+    for key, value in options.items():
+        named = get_args(hints[key]) if get_origin(hints[key]) is Literal else (value,)
+        if value not in named:
+            raise ValueError(
+                f"options.{function}.{key}: expected one of {', '.join(map(str, named))}, got "
+                f"{value!r}"
+            )
+    return policy_class(**options)
 
 
 class ItemScorer:
@@ -211,7 +234,7 @@ def _load_symbols(options: dict[str, Any]) -> Scorer:
 def _load_math(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.rewards.math import MathPolicy, verify_math
 
-    policy = MathPolicy(**options)
+    policy = make_policy(MathPolicy, "math", options)
 
     def score(item: Item) -> Score:
         verdict = verify_math(item["text"], item["answer"], policy=policy)
@@ -224,8 +247,14 @@ def _load_code(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.rewards.code import CodePolicy, CodeVerifier
     from xrpo_fast.rewards.code_tests import parse_tests
 
-    verifier = CodeVerifier(CodePolicy(**options))
+    verifier = CodeVerifier(make_policy(CodePolicy, "code", options))
     return lambda item: Score(verifier.verify(item["text"], parse_tests(item["answer"])).reward)
+
+
+def _load_reasoning_gym(options: dict[str, Any]) -> Scorer:
+    from xrpo_fast.rewards.reasoning_gym import ReasoningGymScorer
+
+    return ReasoningGymScorer(**options)
 
 
 _BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {
@@ -233,4 +262,5 @@ _BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {
     "code": _load_code,
     "exact": _load_exact,
     "builtin:symbols": _load_symbols,
+    "reasoning_gym": _load_reasoning_gym,
 }

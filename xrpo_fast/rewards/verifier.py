@@ -5,7 +5,7 @@ import math
 from collections import deque
 from typing import Any
 
-from xrpo_fast.rewards.functions import ItemScorer, RewardContractError, part_names
+from xrpo_fast.rewards.functions import ItemScorer, RewardContractError, make_policy, part_names
 from xrpo_fast.rewards.pool import PoolResult, WorkerPool
 from xrpo_fast.types import Prompt, Verdict
 
@@ -74,6 +74,7 @@ class Verifier:
             token_ids: [L] sampled ids.
         """
         item = {
+            "question": prompt.question,
             "prompt": prompt.question if prompt.messages is None else prompt.messages,
             "text": text,
             "token_ids": tuple(token_ids),
@@ -224,7 +225,7 @@ def _make_backend(
     if "code" in functions:
         from xrpo_fast.rewards.code import CodePolicy
 
-        timeout_s += CodePolicy(**options.get("code", {})).sample_timeout_s
+        timeout_s += make_policy(CodePolicy, "code", options.get("code", {})).sample_timeout_s
     has_user_function = any(":" in name and not name.startswith("builtin:") for name in functions)
     return WorkerPool(
         functions,
