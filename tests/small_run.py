@@ -24,3 +24,56 @@ def small_arguments(output_dir: Path, *flags: str, **changes: str) -> list[str]:
     values |= {key.replace("__", "."): value for key, value in changes.items()}
     overrides = [word for key, value in values.items() for word in (f"--{key}", value)]
     return [str(CONFIG), *overrides, *flags]
+
+
+def parity_reward(
+    prompts: list, completions: list, completion_ids: list | None = None, **columns: object
+) -> list[float]:
+    """A reward that a random model gets about half of the time."""
+    assert completion_ids is not None
+    return [float(sum(ids) % 2) for ids in completion_ids]
+
+
+def make_tiny_model(folder: Path, architecture: str) -> Path:
+    """A random model of the named architecture (llama, qwen3) with a chat template, saved."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    words = ["<unk>", "<|end|>", "<|user|>", "<|bot|>", *(f"w{i}" for i in range(124))]
+    backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<|end|>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <|end|> {% endfor %}"
+        "{% if add_generation_prompt %}<|bot|>{% endif %}"
+    )
+    torch.manual_seed(0)
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[architecture]
+    config = config_class(
+        vocab_size=len(words),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+    )
+    model_class(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -8,7 +8,8 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
@@ -80,11 +81,24 @@ def explain(error: Exception) -> tuple[int, str]:
     return EXIT_FAILED, f"{type(error).__name__}: {error}" if not str(error) else str(error)
 
 
+@contextmanager
+def unusable_is_config_error() -> Iterator[None]:
+    """While a run is put together, a ValueError of any part is about a key, a file or a model."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def dry_run(config: Config, console: Console) -> int:
     """Check model, data, columns, template and memory; print the resolved config."""
     from xrpo_fast.assemble import check
 
-    for line in check(config):
+    with unusable_is_config_error():
+        findings = check(config)
+    for line in findings:
         console.print(line, markup=False, highlight=False)
     console.print(dump_config(config), markup=False, highlight=False)
     return 0
@@ -104,7 +118,8 @@ def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
                 f"--resume: expected a complete checkpoint in {run.checkpoints}, found none; "
                 "start over with --overwrite"
             )
-        parts = assemble(config, checkpoint=checkpoint)
+        with unusable_is_config_error():
+            parts = assemble(config, checkpoint=checkpoint)
         session = Session(config, run, parts, console)
         with StopOnSignal(console) as stop:
             finished = session.run(should_stop=stop.is_asked)

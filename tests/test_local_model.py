@@ -1,0 +1,84 @@
+"""Any Hugging Face folder and any JSONL file, rolled out by real vLLM on the CPU."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.small_run import make_tiny_model
+from xrpo_fast.metrics import read_metrics
+from xrpo_fast.train import main
+
+CONFIG = Path(__file__).parent.parent / "examples" / "local_model.toml"
+
+
+@pytest.fixture(autouse=True)
+def _vllm(require: Callable[[str], None]) -> None:
+    require("vllm")
+
+
+def arguments(tmp_path: Path, architecture: str, **changes: str) -> list[str]:
+    model = make_tiny_model(tmp_path / "model", architecture)
+    data = tmp_path / "train.jsonl"
+    rows = [{"question": f"w{i} w{i + 1}", "answer": "1", "note": "x"} for i in range(24)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "run.output_dir": str(tmp_path / "runs"),
+        "run.steps": "3",
+        "model.path": str(model),
+        "data.train": str(data),
+        "data.eval": f'{{ held = "{data}" }}',
+        "data.instruction": "w7 w8",
+        "rollout.engine": "vllm",
+        "rollout.prompts_per_step": "7",
+        "rollout.rollouts_per_prompt": "5",
+        "rollout.max_response_tokens": "12",
+        "rollout.temperature": "0.8",
+        "rollout.max_concurrent": "16",
+        "rollout.gpu_memory_fraction": "0.05",
+        "reward.functions": '["tests.small_run:parity_reward"]',
+        "reward.workers": "1",
+        "optim.learning_rate": "1e-3",
+        "optim.warmup_steps": "0",
+        "eval.samples": "1",
+        "eval.final_samples": "2",
+        "eval.k": "[1]",
+        "eval.max_prompts": "4",
+        "checkpoint.every_steps": "2",
+    } | {key.replace("__", "."): value for key, value in changes.items()}
+    return [str(CONFIG), *(word for key, value in values.items() for word in (f"--{key}", value))]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "allocation"), [("llama", "proportional"), ("qwen3", "streaming")]
+)
+def test_vllm_rolls_out_what_the_trainer_trains(
+    architecture: str, allocation: str, tmp_path: Path
+) -> None:
+    assert main(arguments(tmp_path, architecture, planner__allocation=allocation)) == 0
+    rows = read_metrics(tmp_path / "runs" / "local_model" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    for row in rows[1:]:
+        assert row["planner/rollouts"] == 35
+        assert row["mismatch/logprob_abs_max"] < 1e-4
+        assert row["updates"] > 0
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    checkpoint = tmp_path / "runs" / "local_model" / "checkpoints" / "step_3"
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+
+
+def test_stale_weights_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from xrpo_fast.rollouts.vllm import VllmEngine
+
+    def forget(self: VllmEngine, state_dict: object) -> None:
+        self._needs_weights = False
+
+    monkeypatch.setattr(VllmEngine, "load_weights", forget)
+    assert main(arguments(tmp_path, "llama", optim__learning_rate="1e-2")) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "expected sampler and trainer log-probs to agree" in error
