@@ -66,6 +66,7 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     if policy.num_trainable() == 0:
         raise ModelError("model.path: expected trainable parameters, got none")
     template = make_template(config, policy.tokenizer)
+    verifier.is_think_prefilled = template.prefills_think
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
     report_data(prompts, eval_sets)

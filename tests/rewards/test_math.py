@@ -152,12 +152,6 @@ def test_extraction_and_reason(text, gold, reason):
     assert verdict.correct is (reason == "equal")
 
 
-def test_prefilled_thought_needs_its_end():  # TRL#6966
-    policy = MathPolicy(is_think_prefilled=True)
-    assert verify_math(r"hm \boxed{5}", "5", policy=policy).reason == "unfinished_thought"
-    assert verify_math(r"hm</think>\boxed{5}", "5", policy=policy).correct
-
-
 @pytest.mark.parametrize(
     ("answer_format", "text", "expected"),
     [
