@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from xrpo_fast.config import ConfigError
+
 Record = dict[str, Any]
 
 _HELD_OUT_SEED_OFFSET = 1_000_003
 """Far from the seeds of training sets, which count up from small numbers."""
 
 
-class DataError(ValueError):
+class DataError(ConfigError):
     """A data set cannot be used; the message says what was found. Exit code 2."""
 
 
