@@ -155,7 +155,7 @@ def _read_reasoning_gym(
 ) -> Iterator[Record]:
     """Generated problems; other splits than train take other seeds."""
     try:
-        import reasoning_gym
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DataError(
             "data: expected the package 'reasoning-gym' for reasoning_gym:<dataset>, found none; "

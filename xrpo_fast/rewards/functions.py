@@ -261,7 +261,7 @@ def _load_code(options: dict[str, Any]) -> Scorer:
 
 
 def _load_reasoning_gym(options: dict[str, Any]) -> Scorer:
-    from xrpo_fast.rewards.reasoning_gym import ReasoningGymScorer
+    from xrpo_fast.rewards.gym import ReasoningGymScorer
 
     _refuse_options("reasoning_gym", options)
     return ReasoningGymScorer()

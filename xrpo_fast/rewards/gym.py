@@ -19,7 +19,7 @@ class ReasoningGymScorer:
 
     def __init__(self) -> None:
         try:
-            import reasoning_gym
+            import reasoning_gym  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ValueError(
                 "functions: expected the package 'reasoning-gym' for reasoning_gym, found none; "
