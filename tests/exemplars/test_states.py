@@ -46,25 +46,26 @@ def test_a_prompt_that_never_succeeds():
 
 
 @pytest.mark.parametrize(
-    ("num_epochs", "state"),
+    ("num_epochs", "state", "max_rollouts"),
     [
-        (0, "fresh"),
-        (1, "seeded"),
-        (3, "back-off"),
-        (21, "back-off"),
-        (22, "audit"),
-        (24, "audit"),
-        (25, "quarantine"),
-        (40, "quarantine"),
+        (0, "fresh", None),
+        (1, "seeded", None),
+        (3, "back-off", None),
+        (21, "back-off", None),
+        (22, "audit", 1),
+        (24, "audit", 1),
+        (25, "quarantine", 1),
+        (40, "quarantine", 1),
     ],
     ids=lambda value: str(value),
 )
-def test_one_success_makes_any_state_fresh(num_epochs, state):
+def test_one_success_makes_any_state_fresh(num_epochs, state, max_rollouts):
     states = PromptStates(1)
     drive(states, num_epochs)
-    assert states.state(0) == state
+    assert (states.state(0), states.max_rollouts(0)) == (state, max_rollouts)
     visit(states, num_epochs, solved=1, seeded=False)
     assert states.state(0) == "fresh"
+    assert states.max_rollouts(0) is None
     assert states.should_seed(0, num_epochs + 1)
     assert not states.should_skip(0, num_epochs + 1)
 

@@ -30,20 +30,22 @@ def test_last_box(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "is_think_prefilled", "expected"),
     [
-        ("plain", "plain"),
-        ("<think>a</think>b", "b"),
-        ("<think>a", None),
-        ("  <think>a", None),
-        ("a</think>b", "b"),
-        ("<think>a</think>b<think>c", "b"),
-        ("<think>a</think>b<think>c</think>d", "d"),
-        ("first <think>then", "first "),
+        ("plain", False, "plain"),
+        ("<think>a</think>b", False, "b"),
+        ("<think>a", False, None),
+        ("  <think>a", False, None),
+        ("a</think>b", True, "b"),
+        ("a</think>b", False, "b"),
+        ("a", True, None),
+        ("<think>a</think>b<think>c", False, "b"),
+        ("<think>a</think>b<think>c</think>d", False, "d"),
+        ("first <think>then", False, "first "),
     ],
 )
-def test_visible_text(text, expected):
-    assert visible_text(text) == expected
+def test_visible_text(text, is_think_prefilled, expected):
+    assert visible_text(text, is_think_prefilled=is_think_prefilled) == expected
 
 
 @pytest.mark.parametrize(

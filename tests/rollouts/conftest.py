@@ -27,6 +27,7 @@ def build_model():
                 "head_dim": 32,
                 "max_position_embeddings": 512,
                 "tie_word_embeddings": False,
+                "sliding_window": None,
                 "initializer_range": 0.1,
                 "pad_token_id": 0,
                 "bos_token_id": None,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from xrpo_fast.rollouts import lean_decoder
 from xrpo_fast.rollouts.agreement import max_logprob_gap
 from xrpo_fast.rollouts.transformers import TransformersEngine
 from xrpo_fast.types import Sampling
@@ -52,6 +53,61 @@ def test_stale_weights_are_caught_by_the_agreement_check(
     assert max_logprob_gap(completions, trained, 1.0) > 1e-3
     with pytest.raises(ValueError, match=r"state_dict: expected the model's own tensor"):
         engine.load_weights(trained.state_dict().items())
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "Mistral"])
+def test_the_forward_of_any_other_model_agrees_too(
+    build_model, make_requests, run_engine, architecture, monkeypatch
+):
+    monkeypatch.setattr(lean_decoder, "supports", lambda model: False)
+    model = build_model(architecture)
+    requests = make_requests(MIXED_LENGTHS, rollouts=4, max_tokens=24)
+    completions = list(run_engine(new_engine(model), requests).values())
+    assert max_logprob_gap(completions, model, 1.0) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"attention_bias": True, "mlp_bias": True},
+        {"num_key_value_heads": 4, "tie_word_embeddings": True},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
+    ],
+    ids=["biases", "no-groups-tied", "yarn"],
+)
+def test_variants_of_llama_agree(build_model, make_requests, run_engine, overrides):
+    model = build_model("Llama", **overrides)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter += 0.1 * torch.randn_like(parameter)
+    assert lean_decoder.supports(model)
+    requests = make_requests(MIXED_LENGTHS, rollouts=4, max_tokens=24)
+    completions = list(run_engine(new_engine(model), requests).values())
+    assert max_logprob_gap(completions, model, 1.0) < 1e-5
+
+
+def test_the_lean_decoder_takes_only_models_as_they_come(build_model):
+    for architecture in ARCHITECTURES:
+        assert lean_decoder.supports(build_model(architecture))
+    assert not lean_decoder.supports(build_model("Mistral"))
+    assert not lean_decoder.supports(build_model("Llama").bfloat16())
+    assert not lean_decoder.supports(build_model("Llama", hidden_act="gelu"))
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert not lean_decoder.supports(build_model("Llama", rope_parameters=dynamic))
+    hooked = build_model("Llama")
+    hooked.model.norm.register_forward_hook(lambda module, args, output: output)
+    assert not lean_decoder.supports(hooked)
+    adapted = build_model("Llama")
+    adapted.model.layers[1].mlp.up_proj = torch.nn.Sequential(adapted.model.layers[1].mlp.up_proj)
+    assert not lean_decoder.supports(adapted)
 
 
 def test_temperature_left_out_is_caught_by_the_agreement_check(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xrpo_fast.rollouts import lean_decoder
 from xrpo_fast.rollouts.checks import EngineError
 from xrpo_fast.rollouts.kv_cache import CachePart, RowCache
 from xrpo_fast.rollouts.sampling import request_uniforms, sample_tokens
@@ -22,7 +23,7 @@ _UNIFORM_BLOCK_TOKENS = 256
 # Looking for ended rows costs the GPU a wait, the CPU nothing.
 _CHECK_EVERY_TOKENS = {"cpu": 1}
 _CHECK_EVERY_TOKENS_DEVICE = 16
-_COMPACT_BELOW_FRAC = 0.85
+_COMPACT_BELOW_FRAC = 0.75
 
 
 class DecodeBatch:
@@ -50,9 +51,12 @@ class DecodeBatch:
         lengths = [len(request.prompt_ids) for request in requests]
         self.rows = torch.arange(len(requests), device=self.device)
         self.limits = self._tensor([request.max_tokens for request in requests])
-        self.positions = self._tensor(lengths)[:, None]
+        self.positions = self._tensor(lengths)
         self.is_done = torch.zeros(len(requests), dtype=torch.bool, device=self.device)
         self.pads = [max(lengths) - length for length in lengths]
+        self.lean = None
+        if lean_decoder.supports(model) and not torch.is_autocast_enabled(self.device.type):
+            self.lean = lean_decoder.LeanDecoder(model, max(lengths) + self.max_tokens)
         shape = (self.max_tokens, len(requests))
         self.token_ids = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=self.device)
@@ -135,7 +139,11 @@ class DecodeBatch:
             if length > self.mask.shape[-1]:
                 self._set_mask()
             mask = self.mask[..., :length]
-        logits = self._call(tokens[:, None], self.positions, mask, self.cache)
+        if self.lean is not None:
+            self.num_steps += 1
+            logits = self.lean(tokens, self.positions, mask, self.cache)
+        else:
+            logits = self._call(tokens[:, None], self.positions[:, None], mask, self.cache)
         self.positions += 1
         return logits
 
@@ -185,27 +193,24 @@ class DecodeBatch:
 
     def _completions(self) -> list[Completion]:
         token_ids, logprobs = self.token_ids.T.cpu().numpy(), self.logprobs.T.cpu().numpy()
-        is_eos = np.isin(token_ids, self.eos_ids)
+        limits = np.array([request.max_tokens for request in self.requests])
+        steps = np.arange(self.max_tokens)
+        is_end = np.isin(token_ids, self.eos_ids) & (steps < limits[:, None])
+        has_ended = np.asarray(is_end.any(axis=1))
+        lengths = np.where(has_ended, is_end.argmax(1) + 1, limits)
+        is_bad = ~np.isfinite(logprobs) & (steps < lengths[:, None])
+        if is_bad.any():
+            bad = self.requests[int(is_bad.any(axis=1).argmax())]
+            raise EngineError(
+                "engine: expected finite log-probabilities, got NaN or infinity in request "
+                f"{bad.id}; the weights or the logits are not finite"
+            )
         return [
-            _completion(request, token_ids[s], logprobs[s], is_eos[s])
+            Completion(
+                request=request,
+                token_ids=tuple(token_ids[s, : lengths[s]].tolist()),
+                logprobs=logprobs[s, : lengths[s]].copy(),
+                finish_reason="stop" if has_ended[s] else "length",
+            )
             for s, request in enumerate(self.requests)
         ]
-
-
-def _completion(
-    request: Request, token_ids: np.ndarray, logprobs: np.ndarray, is_eos: np.ndarray
-) -> Completion:
-    ends = is_eos[: request.max_tokens].nonzero()[0]
-    length = int(ends[0]) + 1 if len(ends) else request.max_tokens
-    kept = logprobs[:length].copy()
-    if not np.isfinite(kept).all():
-        raise EngineError(
-            f"engine: expected finite log-probabilities, got NaN or infinity in request "
-            f"{request.id}; the weights or the logits are not finite"
-        )
-    return Completion(
-        request=request,
-        token_ids=tuple(token_ids[:length].tolist()),
-        logprobs=kept,
-        finish_reason="stop" if len(ends) else "length",
-    )

@@ -129,16 +129,17 @@ def _join(
     for old, part in parts:
         assert old is not None
         padding = length - old.shape[2]
-        out[part.target, :, padding:length] = old[part.source]
-        # A masked column still takes part, with weight 0, and 0 * NaN would not be 0.
-        out[part.target, :, :padding] = 0
+        out[:, :, padding:length].index_copy_(0, part.target, old.index_select(0, part.source))
+        if padding:
+            # A masked column still takes part, with weight 0, and 0 * NaN would not be 0.
+            out[:, :, :padding].index_fill_(0, part.target, 0)
     return out
 
 
 def _gather(source: torch.Tensor, rows: torch.Tensor, num_columns: int) -> torch.Tensor:
     _, heads, length, head_size = source.shape
     out = source.new_empty((len(rows), heads, num_columns, head_size))
-    out[:, :, :length] = source[rows]
+    torch.index_select(source, 0, rows, out=out[:, :, :length])
     return out
 
 
@@ -158,34 +159,45 @@ def rollout_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention (S, Q, heads, D) of all queries (Q = prompt) or of one query per row (Q = 1).
-
-    With one query the heads that share a key head are taken as its queries, so that keys are not
-    repeated. On the CPU two batched products are 1.5 to 5 times faster there than the fused kernel.
-    """
+    """Attention (S, Q, heads, D) for the model's forward: of a prompt, or of one query per row."""
     rows, heads, num_queries, head_size = query.shape
-    groups = heads // key.shape[1]
-    if num_queries > 1:
-        if groups > 1:
-            key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        is_causal = attention_mask is None
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, is_causal=is_causal, scale=scaling
-        )
-        return out.transpose(1, 2).contiguous(), None
     scale = head_size**-0.5 if scaling is None else scaling
-    query = query.reshape(rows, heads // groups, groups, head_size)
+    if num_queries == 1:
+        out = single_query_attention(query[:, :, 0], key, value, attention_mask, scale)
+        return out.view(rows, 1, heads, head_size), None
+    groups = heads // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    is_causal = attention_mask is None
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, is_causal=is_causal, scale=scale
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def single_query_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """Attention (S, heads * D) of one query per row, (S, heads, D), over a cache (S, H, C, D).
+
+    Heads that share a key head are taken as its queries, so that keys are not repeated. On the CPU
+    two batched products are 1.5 to 5 times faster here than the fused kernel.
+    """
+    rows, heads, head_size = query.shape
+    query = query.reshape(rows, key.shape[1], heads // key.shape[1], head_size)
     if query.device.type == "cpu":
         scores = torch.matmul(query * scale, key.transpose(-1, -2))
-        if attention_mask is not None:
-            scores = scores + attention_mask
+        if mask is not None:
+            scores = scores + mask
         probs = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         out = torch.matmul(probs, value)
     else:
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scale
-        )
-    return out.reshape(rows, 1, heads, head_size), None
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(rows, heads * head_size)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, rollout_attention)
