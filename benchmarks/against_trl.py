@@ -79,7 +79,7 @@ def make_rows() -> list[dict[str, str]]:
 def our_step(model: Path, data: Path, reward: str) -> Callable[[], object]:
     """Our trainer's step on this model and data."""
     from xrpo_fast.assemble import assemble
-    from xrpo_fast.config import make_config
+    from xrpo_fast.config_file import make_config
 
     config = make_config(
         {

@@ -4,12 +4,9 @@ import re
 
 import pytest
 
-from xrpo_fast.config import (
+from xrpo_fast.config import Algorithm, Config, ConfigError, Section
+from xrpo_fast.config_file import (
     FOREIGN_KEYS,
-    Algorithm,
-    Config,
-    ConfigError,
-    Section,
     dump_config,
     load_config,
     make_config,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from xrpo_fast.config import load_config
+from xrpo_fast.config_file import load_config
 from xrpo_fast.rewards import answer_checker
 from xrpo_fast.rewards.functions import part_names
 from xrpo_fast.sources import split_source

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = {
     "types": "",
     "config": "",
+    "config_file": "config",
     "kernels": "",
     "_native": "",
     "ops": "_native [kernels]",
@@ -43,7 +44,7 @@ STAGES = {
     "doctor": "",
     "records": "types ops",
     "checkpoint": "",
-    "run_dir": "config",
+    "run_dir": "config config_file",
     "display": "",
 }
 

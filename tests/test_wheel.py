@@ -17,7 +17,7 @@ LEFT_OUT = shutil.ignore_patterns(
 IMPORTS = """
 import xrpo_fast, xrpo_fast.kernels, xrpo_fast.kernels.reference, xrpo_fast._native as native
 import xrpo_fast.ops, sys
-from xrpo_fast.config import make_config
+from xrpo_fast.config_file import make_config
 from xrpo_fast.tasks.policy import POLICY_DIR
 assert make_config({"algorithm": "xrpo"}).novelty.enabled
 assert (POLICY_DIR / "model.safetensors").exists(), POLICY_DIR

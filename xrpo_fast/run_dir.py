@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from xrpo_fast.config import Config, ConfigError, dump_config, load_config
+from xrpo_fast.config import Config, ConfigError
+from xrpo_fast.config_file import dump_config, load_config
 
 MAY_CHANGE_ON_RESUME = {"run.steps", "run.output_dir", "run.threads", "log", "checkpoint", "eval"}
 """Keys whose value does not change what is trained, or that a longer run must change."""

@@ -14,7 +14,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from xrpo_fast.config import Config, ConfigError, dump_config, load_config
+from xrpo_fast.config import Config, ConfigError
+from xrpo_fast.config_file import dump_config, load_config
 from xrpo_fast.run_dir import log_to_console, log_to_file, open_run_dir
 
 EXIT_FAILED, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
