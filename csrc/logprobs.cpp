@@ -107,38 +107,43 @@ TileStats exact_stats(Dtype dtype, const void* x, std::int64_t n, double tempera
 }
 
 TileStats stats_of_tile(const LogprobRows& rows, const Row& row, std::int64_t tile,
-                        bool with_weighted) noexcept {
+                        bool with_weighted, bool apart) noexcept {
     const std::int64_t begin = tile * TILE, n = std::min(TILE, rows.vocab_size - begin);
     const void* x = advance(row.logits, rows.dtype, begin);
     return row.is_exact ? exact_stats(rows.dtype, x, n, row.temperature)
                         : kernels->stats(rows.dtype, x, n, exp_scale(row.temperature),
-                                         with_weighted);
+                                         with_weighted, apart);
 }
 
-// The tiles of a row, put together in their order.
-TileStats combine(const TileStats* tiles, std::int64_t num_tiles, double temperature) noexcept {
-    TileStats row{-INF, 0, 0};
+// The tiles of a row, put together in their order; those that hold its max are taken again.
+TileStats combine(const LogprobRows& rows, const Row& row, TileStats* tiles,
+                  std::int64_t num_tiles, bool with_weighted) noexcept {
+    TileStats whole{-INF, 0, 0};
     for (std::int64_t i = 0; i < num_tiles; ++i) {
-        row.max = std::max(row.max, tiles[i].max);
+        whole.max = std::max(whole.max, tiles[i].max);
     }
     for (std::int64_t i = 0; i < num_tiles; ++i) {
-        const double below = tiles[i].max - row.max;
-        const double weight = std::exp(below / temperature);
-        row.sum += weight * tiles[i].sum;
+        if (tiles[i].max == whole.max && std::isfinite(tiles[i].sum) && !row.is_exact) {
+            tiles[i] = stats_of_tile(rows, row, i, with_weighted, true);
+        }
+        const double below = tiles[i].max - whole.max;
+        const double weight = std::exp(below / row.temperature);
+        whole.sum += weight * tiles[i].sum;
         if (weight != 0) {
-            row.weighted += weight * (tiles[i].weighted + below * tiles[i].sum);
+            whole.weighted += weight * (tiles[i].weighted + below * tiles[i].sum);
         }
     }
-    return row;
+    return whole;
 }
 
 void store_row(const LogprobRows& rows, const LogprobResults& results, std::int64_t r,
-               const Row& row, const TileStats* tiles, std::int64_t num_tiles) noexcept {
+               const Row& row, TileStats* tiles, std::int64_t num_tiles) noexcept {
     double logprob = 0, entropy = 0, max = 0, sum = 1;
     if (row.state == RowState::BAD_LABEL) {
         logprob = entropy = NOT_A_NUMBER;
     } else if (row.state == RowState::VALID) {
-        const TileStats stats = combine(tiles, num_tiles, row.temperature);
+        const bool with_entropy = results.entropy != nullptr;
+        const TileStats stats = combine(rows, row, tiles, num_tiles, with_entropy);
         max = stats.max;
         sum = stats.sum;
         const double log_sum = std::log(sum);
@@ -164,7 +169,7 @@ void forward_by_tile(const LogprobRows& rows, const LogprobResults& results,
         const Row row = row_at(rows, task / num_tiles);
         if (row.state == RowState::VALID) {
             tiles[static_cast<std::size_t>(task)] =
-                stats_of_tile(rows, row, task % num_tiles, results.entropy != nullptr);
+                stats_of_tile(rows, row, task % num_tiles, results.entropy != nullptr, false);
         }
     });
     for (std::int64_t r = 0; r < rows.num_rows; ++r) {
@@ -183,7 +188,7 @@ void forward_by_row(const LogprobRows& rows, const LogprobResults& results,
             if (row.state == RowState::VALID) {
                 for (std::int64_t i = 0; i < num_tiles; ++i) {
                     tiles[static_cast<std::size_t>(i)] =
-                        stats_of_tile(rows, row, i, results.entropy != nullptr);
+                        stats_of_tile(rows, row, i, results.entropy != nullptr, false);
                 }
             }
             store_row(rows, results, r, row, tiles.data(), num_tiles);

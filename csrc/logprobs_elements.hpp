@@ -39,7 +39,7 @@ inline std::uint16_t double_to_half(double value) noexcept {
     }
     int exponent;
     std::frexp(magnitude, &exponent);
-    const int step = exponent < -13 ? -24 : exponent - 11;
+    const int step = magnitude < 0x1p-14 ? -24 : exponent - 11;
     const auto count = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -step)));
     // A count of 2048 carries into the exponent by itself.
     const int biased = step == -24 ? count : ((step + 24) << 10) + count;

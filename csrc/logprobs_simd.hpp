@@ -12,6 +12,7 @@ namespace XRPO_ISA {
 typedef float f32v __attribute__((vector_size(4 * XRPO_LANES)));
 typedef std::int32_t i32v __attribute__((vector_size(4 * XRPO_LANES)));
 typedef std::uint32_t u32v __attribute__((vector_size(4 * XRPO_LANES)));
+typedef double f64v __attribute__((vector_size(8 * XRPO_LANES)));
 typedef std::uint16_t u16v __attribute__((vector_size(2 * XRPO_LANES)));
 
 struct bf16 {
@@ -157,28 +158,56 @@ static inline f32v exp_scaled(f32v d, f32v scale) {
     return (f32v)((i32v)y + ((i32v)shifted << 23));
 }
 
-static inline double sum_lanes(f32v x) {
+// Sums of a tile: FOLD elements per lane are added in float, then they go to double.
+constexpr int FOLD = 8;
+struct Totals {
+    f64v sum, weighted;
+    i32v at_max;
+};
+
+struct Terms {
+    f32v sum, weighted;
+};
+
+// APART: the elements at the max, exp 1 each, are counted instead of added, and what underflows is 0.
+template <bool WEIGHTED, bool APART>
+static inline Terms terms_of(f32v x, f32v max, f32v lowest, f32v scale, i32v& at_max) {
+    const f32v d = larger(lowest, x - max);
+    f32v e = exp_scaled(d, scale);
+    if (APART) {
+        const i32v is_max = d == f32v{};
+        at_max -= is_max;
+        e = (f32v)((i32v)e & ~is_max & (i32v)(d != lowest));
+    }
+    return {e, WEIGHTED ? e * d : f32v{}};
+}
+
+// Adds a pair to the terms of its two halves.
+template <bool WEIGHTED, bool APART>
+static inline void accumulate(Terms (&halves)[2], const Pair& x, f32v max, f32v lowest, f32v scale,
+                              i32v& at_max) {
+    const Terms a = terms_of<WEIGHTED, APART>(x.a, max, lowest, scale, at_max);
+    const Terms b = terms_of<WEIGHTED, APART>(x.b, max, lowest, scale, at_max);
+    halves[0] = {halves[0].sum + a.sum, halves[0].weighted + a.weighted};
+    halves[1] = {halves[1].sum + b.sum, halves[1].weighted + b.weighted};
+}
+
+template <bool WEIGHTED>
+static inline void add(Totals& totals, const Terms (&halves)[2]) {
+    totals.sum += __builtin_convertvector(halves[0].sum + halves[1].sum, f64v);
+    if (WEIGHTED) {
+        totals.weighted +=
+            __builtin_convertvector(halves[0].weighted + halves[1].weighted, f64v);
+    }
+}
+
+template <class V>
+static inline double sum_lanes(const V& x) {
     double total = 0;
     for (int i = 0; i < XRPO_LANES; ++i) {
         total += static_cast<double>(x[i]);
     }
     return total;
-}
-
-struct Sums {
-    f32v sum[2], weighted[2];
-};
-
-template <bool WEIGHTED>
-static inline void accumulate(Sums& sums, Pair x, f32v max, f32v lowest, f32v scale) {
-    const f32v d[2] = {larger(lowest, x.a - max), larger(lowest, x.b - max)};
-    for (int k = 0; k < 2; ++k) {
-        const f32v e = exp_scaled(d[k], scale);
-        sums.sum[k] += e;
-        if (WEIGHTED) {
-            sums.weighted[k] = fused(e, d[k], sums.weighted[k]);
-        }
-    }
 }
 
 template <class T>
@@ -206,24 +235,34 @@ static inline float tile_max(const T* x, std::int64_t n) {
     return max;
 }
 
-template <class T, bool WEIGHTED>
+template <class T, bool WEIGHTED, bool APART>
 static TileStats tile_stats(const T* x, std::int64_t n, const ExpScale& scale) {
     const float top = tile_max(x, n);
     // A tile of -inf alone has no max to subtract; its sum gets weight 0 from the caller.
     const f32v max = splat(top == -__builtin_inff() ? 0.0f : top);
     const f32v factor = splat(scale.scale), lowest = splat(scale.lowest);
-    Sums sums = {};
+    Totals totals = {};
     std::int64_t i = 0;
-    for (; i + PAIR <= n; i += PAIR) {
-        // The next tile travels while this one is computed: address only, never read here.
-        __builtin_prefetch(x + i + n, 0, INTO_SECOND_LEVEL);
-        accumulate<WEIGHTED>(sums, load(x + i), max, lowest, factor);
+    for (; i + FOLD * PAIR <= n; i += FOLD * PAIR) {
+        Terms halves[2] = {};
+        // Unrolled, gcc keeps all the exponentials and spills them.
+#pragma GCC unroll 1
+        for (int k = 0; k < FOLD; ++k) {
+            const T* p = x + i + k * PAIR;
+            // The next tile travels while this one is computed: an address only, never read here.
+            __builtin_prefetch(p + n, 0, INTO_SECOND_LEVEL);
+            accumulate<WEIGHTED, APART>(halves, load(p), max, lowest, factor, totals.at_max);
+        }
+        add<WEIGHTED>(totals, halves);
     }
-    if (i < n) {
-        accumulate<WEIGHTED>(sums, load_part(x + i, n - i), max, lowest, factor);
+    for (; i < n; i += PAIR) {
+        Terms halves[2] = {};
+        const Pair pair = i + PAIR <= n ? load(x + i) : load_part(x + i, n - i);
+        accumulate<WEIGHTED, APART>(halves, pair, max, lowest, factor, totals.at_max);
+        add<WEIGHTED>(totals, halves);
     }
-    return {static_cast<double>(top), sum_lanes(sums.sum[0] + sums.sum[1]),
-            sum_lanes(sums.weighted[0] + sums.weighted[1])};
+    return {static_cast<double>(top), sum_lanes(totals.sum) + sum_lanes(totals.at_max),
+            sum_lanes(totals.weighted)};
 }
 
 template <bool SLOPE>
@@ -270,9 +309,15 @@ static void gradient_span(const T* x, T* out, std::int64_t n, const GradientScal
 }
 
 template <class T>
-static TileStats stats_of(const void* x, std::int64_t n, const ExpScale& scale, bool weighted) {
+static TileStats stats_of(const void* x, std::int64_t n, const ExpScale& scale, bool weighted,
+                          bool apart) {
     const T* row = static_cast<const T*>(x);
-    return weighted ? tile_stats<T, true>(row, n, scale) : tile_stats<T, false>(row, n, scale);
+    if (apart) {
+        return weighted ? tile_stats<T, true, true>(row, n, scale)
+                        : tile_stats<T, false, true>(row, n, scale);
+    }
+    return weighted ? tile_stats<T, true, false>(row, n, scale)
+                    : tile_stats<T, false, false>(row, n, scale);
 }
 
 template <class T, bool SLOPE>
@@ -298,14 +343,14 @@ static void gradient_of_span(const void* x, void* out, std::int64_t n, const Gra
 }
 
 static TileStats stats(Dtype dtype, const void* x, std::int64_t n, const ExpScale& scale,
-                       bool weighted) {
+                       bool weighted, bool apart) {
     switch (dtype) {
         case Dtype::BF16:
-            return stats_of<bf16>(x, n, scale, weighted);
+            return stats_of<bf16>(x, n, scale, weighted, apart);
         case Dtype::F16:
-            return stats_of<f16>(x, n, scale, weighted);
+            return stats_of<f16>(x, n, scale, weighted, apart);
         default:
-            return stats_of<float>(x, n, scale, weighted);
+            return stats_of<float>(x, n, scale, weighted, apart);
     }
 }
 

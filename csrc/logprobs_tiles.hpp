@@ -25,8 +25,10 @@ struct GradientScale {
 
 struct TileKernels {
     const char* name;
+    // `apart`: sum the elements at the max apart from the others. Beside a 1, float would lose the
+    // small ones, and with them 1 - p of a confident token: for the tile that holds the row's max.
     TileStats (*stats)(Dtype dtype, const void* x, std::int64_t n, const ExpScale& scale,
-                       bool with_weighted);
+                       bool with_weighted, bool apart);
     // `out` may be x. `streaming`: past the cache, for outputs larger than it.
     void (*gradient)(Dtype dtype, const void* x, void* out, std::int64_t n,
                      const GradientScale& scale, bool with_slope, bool streaming);

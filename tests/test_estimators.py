@@ -13,8 +13,11 @@ from xrpo_fast.estimators import (
     answer_classes,
     class_verdicts,
     cons_at_k,
+    cons_difference,
     cons_interval,
+    mean_difference,
     pass_at_k,
+    pass_difference,
     pass_interval,
 )
 
@@ -255,8 +258,8 @@ def test_cons_intervals_cover_the_truth(k):
     rng = np.random.default_rng(k)
     num_samples = 8
 
-    def draw(num_questions: int) -> tuple[list[np.ndarray], list[np.ndarray], float]:
-        """Classes and verdicts of questions whose first answer is the right one, and cons@k."""
+    def draw(num_questions: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], float]:
+        """Votes on questions whose first answer is the right one, and cons@k."""
         chances = rng.dirichlet([1.0, 0.8, 0.5], size=num_questions)
         picks = [rng.choice(3, size=num_samples, p=p) for p in chances]
         answers = [[str(i) for i in row] for row in picks]
@@ -269,13 +272,61 @@ def test_cons_intervals_cover_the_truth(k):
         )
         classes = [answer_classes(row) for row in answers]
         verdicts = [class_verdicts(c, v) for c, v in zip(classes, correct, strict=True)]
-        return classes, verdicts, float(point)
+        return list(zip(classes, verdicts, strict=True)), float(point)
 
-    _, _, truth = draw(2000)
+    _, truth = draw(2000)
     hits = 0
     for trial in range(NUM_TRIALS):
-        classes, verdicts, point = draw(40)
-        interval = cons_interval(classes, verdicts, k, point, seed=trial)
+        votes, point = draw(40)
+        interval = cons_interval(votes, k, point, seed=trial)
         assert interval.low <= point <= interval.high
         hits += interval.low <= truth <= interval.high
     assert hits / NUM_TRIALS >= MIN_COVERAGE
+
+
+def test_difference_of_a_run_and_itself_is_zero_within_its_interval():
+    counts = (np.full(30, 8), np.tile([0, 3, 8], 10))
+    interval = pass_difference(counts, counts, 4, seed=0)
+    assert interval.mean == 0.0
+    assert interval.low < 0.0 < interval.high
+
+
+def test_pairing_takes_the_spread_of_the_questions_out():
+    """Questions from hopeless to easy, ours better by one in a hundred on each."""
+    solved = np.arange(0, 1000, 10)
+    ours, theirs = (np.full(100, 1000), solved + 10), (np.full(100, 1000), solved)
+    paired = pass_difference(ours, theirs, 1, seed=0)
+    alone = pass_interval(*ours, 1, seed=0)
+    assert paired.mean == pytest.approx(0.01)
+    assert 0 < paired.low < paired.mean < paired.high
+    assert paired.high - paired.low < (alone.high - alone.low) / 10
+
+
+@pytest.mark.parametrize("k", [1, 8])
+def test_pass_differences_cover_the_truth(k):
+    """Both runs have the same hidden difficulties, so that the true difference is zero."""
+    rng = np.random.default_rng(10 + k)
+    hits = 0
+    for trial in range(NUM_TRIALS):
+        chances = rng.beta(0.5, 0.5, size=60)
+        ours, theirs = ((np.full(60, 8), rng.binomial(8, chances)) for _ in range(2))
+        interval = pass_difference(ours, theirs, k, seed=trial)
+        assert interval.low <= interval.mean <= interval.high
+        hits += interval.low <= 0 <= interval.high
+    assert hits / NUM_TRIALS >= MIN_COVERAGE
+
+
+def test_differences_change_sign_with_the_sides():
+    ours = [(np.array([0, 0, 1, 1]), np.array([True, False]))] * 40
+    theirs = [(np.array([0, 1, 1, 1]), np.array([True, False]))] * 40
+    forward = cons_difference(ours, theirs, 4, 0.5, seed=0)
+    assert forward.mean == 0.5
+    assert forward.low > 0
+    backward = cons_difference(theirs, ours, 4, -0.5, seed=0)
+    assert backward.high < 0
+
+
+def test_mean_difference_by_hand():
+    lengths, others = np.array([10.0, 20.0, 30.0]), np.array([8.0, 18.0, 28.0])
+    interval = mean_difference(lengths, others, seed=0)
+    assert (interval.mean, interval.low, interval.high) == (2.0, 2.0, 2.0)

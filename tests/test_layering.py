@@ -25,9 +25,9 @@ SHARED = {
 
 STAGES = {
     # prompts: files, sources and templates are one stage in four files.
-    "sources": "[tasks]",
+    "sources": "config [tasks]",
     "layouts": "sources",
-    "templates": "types",
+    "templates": "types config",
     "data": "types layouts sources templates",
     "planner": "_native",
     "exemplars": "types",
@@ -59,7 +59,10 @@ ROOTS = {
     "assemble": f"{EVERY_STAGE} schedule seeding update trainer evaluator",
     "session": f"{EVERY_STAGE} trainer assemble evaluator [report]",
     "train": f"{EVERY_STAGE} [assemble] [session]",
-    "evaluate": f"{EVERY_STAGE} evaluator [assemble]",
+    "eval_store": "types config evaluator",
+    "eval_parts": f"{EVERY_STAGE} assemble evaluator eval_store",
+    "eval_report": "types config metrics estimators evaluator eval_store",
+    "evaluate": f"{EVERY_STAGE} evaluator train [eval_store] [eval_parts] [eval_report]",
     "report": EVERY_STAGE,
     "replay": EVERY_STAGE,
     "study": f"{EVERY_STAGE} train report",

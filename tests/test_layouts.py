@@ -123,7 +123,7 @@ def test_code_prompts_say_what_is_asked(template):
 
 def test_reasoning_gym_with_its_own_scorer(template):
     pytest.importorskip("reasoning_gym")
-    from xrpo_fast.rewards.reasoning_gym import ReasoningGymScorer
+    from xrpo_fast.rewards.gym import ReasoningGymScorer
 
     source = "reasoning_gym:basic_arithmetic?size=5"
     train, again, test = (

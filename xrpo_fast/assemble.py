@@ -4,6 +4,7 @@ Reward workers start before torch has threads; the engine comes after the model 
 """
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     if policy.num_trainable() == 0:
         raise ModelError("model.path: expected trainable parameters, got none")
     template = make_template(config, policy.tokenizer)
+    verifier.is_think_prefilled = template.prefills_think
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
     report_data(prompts, eval_sets)
@@ -93,13 +95,7 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
         if store is not None
         else None
     )
-
-    # The built-in verifier wants to see the '$' that ends a response, which is its EOS.
-    skip_special_tokens = not config.data.train.startswith(BUILTIN_DATA)
-
-    def decode(token_ids: Any) -> str:
-        return policy.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-
+    decode = make_decode(config, policy)
     limits: dict[str, Any] = {
         "seed": config.run.seed,
         "max_response_tokens": config.rollout.max_response_tokens,
@@ -145,17 +141,31 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     )
 
 
+def make_decode(config: Config, policy: Policy) -> Callable[[Sequence[int]], str]:
+    """Token ids -> the text that the verifier sees."""
+    # The built-in verifier wants to see the '$' that ends a response, which is its EOS.
+    skip_special_tokens = not config.data.train.startswith(BUILTIN_DATA)
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return policy.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    return decode
+
+
 def start_verifier(config: Config) -> Verifier:
     reward = config.reward
-    return make_verifier(
-        reward.functions,
-        weights=reward.weights or None,
-        full_reward=reward.full_reward,
-        workers=reward.workers,
-        timeout_s=reward.timeout_s,
-        max_error_frac=reward.max_error_frac,
-        options=reward.options,
-    )
+    try:
+        return make_verifier(
+            reward.functions,
+            weights=reward.weights or None,
+            full_reward=reward.full_reward,
+            workers=reward.workers,
+            timeout_s=reward.timeout_s,
+            max_error_frac=reward.max_error_frac,
+            options=reward.options,
+        )
+    except ValueError as error:
+        raise ConfigError(f"reward.{error}") from error
 
 
 def choose_device(name: str) -> torch.device:

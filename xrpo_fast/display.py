@@ -80,6 +80,47 @@ class TrainingDisplay:
             )
 
 
+class SamplingDisplay:
+    """Progress of an evaluation's samples."""
+
+    def __init__(self, console: Console, name: str, num_samples: int, num_done: int) -> None:
+        self.console = console
+        self._name = name
+        self._num_samples = num_samples
+        self._num_done = num_done
+        self._plain_every = max(1, num_samples // PLAIN_LINES_PER_RUN)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(name, total=num_samples, completed=num_done)
+
+    def __enter__(self) -> "SamplingDisplay":
+        if self._num_done:
+            self._say(f"{self._num_done} of {self._num_samples} samples are there already")
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """One more sample."""
+        self._num_done += 1
+        self._progress.update(self._task, completed=self._num_done)
+        if not self.console.is_terminal and self._num_done % self._plain_every == 0:
+            self._say(f"{self._num_done}/{self._num_samples} samples")
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"{self._name}: {text}", markup=False, highlight=False)
+
+
 def accuracy_table(first: Mapping[str, float], last: Mapping[str, float], name: str) -> Table:
     """Held-out accuracy before and after, whole set and per tier."""
     table = Table(title=f"Held-out accuracy ({name})", title_justify="left")

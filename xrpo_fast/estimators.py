@@ -12,6 +12,9 @@ import numpy as np
 
 NUM_BOOTSTRAP = 1000
 
+Votes = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Per question: (n,) class of each sample's answer, -1 = unparsable; (C,) whether it is right."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -131,45 +134,86 @@ def _vote_values(voters: np.ndarray, is_right: np.ndarray, ties: str) -> np.ndar
 def pass_interval(num_samples: np.ndarray, num_correct: np.ndarray, k: int, seed: int) -> Interval:
     """pass@k over questions (Q,), with its interval."""
     rng = np.random.default_rng(seed)
+    points, values = _pass_replicates(num_samples, num_correct, k, rng)
+    return _interval(float(points.mean()), values, rng)
+
+
+def pass_difference(
+    ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, np.ndarray], k: int, seed: int
+) -> Interval:
+    """Our pass@k minus theirs, paired: a replicate draws the same questions for both.
+
+    Args:
+        ours, theirs: (num_samples, num_correct), each (Q,), over the same questions.
+    """
+    rng = np.random.default_rng(seed)
+    points, values = _pass_replicates(*ours, k, rng)
+    other_points, other_values = _pass_replicates(*theirs, k, rng)
+    return _interval(float((points - other_points).mean()), values - other_values, rng, low=-1.0)
+
+
+def cons_interval(votes: Votes, k: int, point: float, seed: int) -> Interval:
+    """Interval of cons@k, whose estimate is `point`."""
+    rng = np.random.default_rng(seed)
+    return _interval(point, _cons_replicates(votes, k, rng), rng)
+
+
+def cons_difference(ours: Votes, theirs: Votes, k: int, point: float, seed: int) -> Interval:
+    """Our cons@k minus theirs, whose estimate is `point`, paired as in pass_difference."""
+    rng = np.random.default_rng(seed)
+    values = _cons_replicates(ours, k, rng) - _cons_replicates(theirs, k, rng)
+    return _interval(point, values, rng, low=-1.0)
+
+
+def mean_difference(ours: np.ndarray, theirs: np.ndarray, seed: int) -> Interval:
+    """Mean of ours minus theirs, one number per question (Q,), paired."""
+    rng = np.random.default_rng(seed)
+    gaps = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
+    values = np.broadcast_to(gaps, (NUM_BOOTSTRAP, len(gaps)))
+    return _interval(float(gaps.mean()), values, rng, low=-np.inf, high=np.inf)
+
+
+def _pass_replicates(
+    num_samples: np.ndarray, num_correct: np.ndarray, k: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """pass@k of each question (Q,), and of its resampled samples (replicates, Q)."""
     samples = np.asarray(num_samples)
     # Sampling n verdicts with replacement, c of n of them correct, is a binomial draw.
     draws = rng.binomial(samples, num_correct / samples, size=(NUM_BOOTSTRAP, len(samples)))
-    table = {
-        n: np.array([pass_at_k(int(n), c, k) for c in range(n + 1)]) for n in np.unique(samples)
-    }
     values = np.empty(draws.shape)
-    for n, by_count in table.items():
+    points = np.empty(len(samples))
+    for n in np.unique(samples):
+        by_count = np.array([pass_at_k(int(n), c, k) for c in range(n + 1)])
         columns = samples == n
         values[:, columns] = by_count[draws[:, columns]]
-    point = [table[n][c] for n, c in zip(samples, num_correct, strict=True)]
-    return _interval(float(np.mean(point)), values, rng)
+        points[columns] = by_count[np.asarray(num_correct)[columns]]
+    return points, values
 
 
-def cons_interval(
-    classes: Sequence[np.ndarray], verdicts: Sequence[np.ndarray], k: int, point: float, seed: int
-) -> Interval:
-    """Interval of cons@k: in each replicate every question votes again, its voters drawn with
-    replacement from its samples, as often as n samples hold k voters."""
-    rng = np.random.default_rng(seed)
-    values = np.empty((NUM_BOOTSTRAP, len(classes)))
-    for q, (numbers, is_right) in enumerate(zip(classes, verdicts, strict=True)):
+def _cons_replicates(votes: Votes, k: int, rng: np.random.Generator) -> np.ndarray:
+    """cons@k of resampled samples (replicates, Q): every question votes again, its voters drawn
+    with replacement from its samples, as often as n samples hold k voters."""
+    values = np.empty((NUM_BOOTSTRAP, len(votes)))
+    for q, (numbers, is_right) in enumerate(votes):
         num_votes = len(numbers) // k
         picks = rng.integers(len(numbers), size=(NUM_BOOTSTRAP * num_votes, k))
-        votes = _vote_values(numbers[picks], is_right, "expected")
-        values[:, q] = votes.reshape(NUM_BOOTSTRAP, num_votes).mean(axis=1)
-    return _interval(point, values, rng)
+        worth = _vote_values(numbers[picks], is_right, "expected")
+        values[:, q] = worth.reshape(NUM_BOOTSTRAP, num_votes).mean(axis=1)
+    return values
 
 
-def _interval(mean: float, values: np.ndarray, rng: np.random.Generator) -> Interval:
-    """95 % of the means of resampled questions; values is (replicates, Q)."""
+def _interval(
+    mean: float, values: np.ndarray, rng: np.random.Generator, low: float = 0.0, high: float = 1.0
+) -> Interval:
+    """95 % of the means of resampled questions; values is (replicates, Q), within low..high."""
     num_replicates, num_questions = values.shape
     picks = rng.integers(num_questions, size=(num_replicates, num_questions))
     means = np.take_along_axis(values, picks, axis=1).mean(axis=1)
     # Samples drawn with replacement repeat, so that the best of k, or a vote, is worth less in a
     # replicate than in fresh samples: without this shift, pass@8 of 8 samples and 500 questions
     # lies outside its own interval.
-    low, high = np.quantile(means + (mean - means.mean()), [0.025, 0.975]).clip(0.0, 1.0)
-    return Interval(mean, float(low), float(high))
+    bounds = np.quantile(means + (mean - means.mean()), [0.025, 0.975]).clip(low, high)
+    return Interval(mean, float(bounds[0]), float(bounds[1]))
 
 
 def _check_k(k: int, num_samples: int) -> None:

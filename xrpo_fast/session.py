@@ -1,5 +1,6 @@
 """A training run from its first evaluation to its last table: steps, metrics, checkpoints."""
 
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ class Session:
         try:
             with TrainingDisplay(self.console, last, trainer.steps_done) as display:
                 if trainer.steps_done == 0:
-                    self.writer.write(0, self._evaluate(display, is_final=True))
+                    self.writer.write(0, self._evaluate(display, self.config.eval.final_samples))
                 trainer.clock.lap()
                 while trainer.steps_done < last and not should_stop():
                     self._step(display)
@@ -85,7 +86,8 @@ class Session:
         every = config.eval.every_steps
         is_last = step == config.run.steps
         if is_last or (every and step % every == 0):
-            result.metrics.update(self._evaluate(display, is_final=is_last))
+            samples = config.eval.final_samples if is_last else config.eval.samples
+            result.metrics.update(self._evaluate(display, samples))
             trainer.clock.lap()
         self.writer.write(step, result.metrics)
         # After the line, so that no kill can leave a checkpoint whose line is missing; its seconds
@@ -94,14 +96,13 @@ class Session:
             with trainer.clock("save"):
                 self._save()
 
-    def _evaluate(self, display: TrainingDisplay, *, is_final: bool) -> dict[str, float]:
-        """All held-out sets; the first and the last evaluation take more samples."""
+    def _evaluate(self, display: TrainingDisplay, num_samples: int) -> dict[str, float]:
+        """Accuracy on all held-out sets."""
         metrics: dict[str, float] = {}
         config = self.config.eval
-        samples = config.final_samples if is_final else config.samples
         for name, prompts in self.parts.eval_sets.items():
             chosen = prompts[: config.max_prompts or len(prompts)]
-            graded = self.parts.evaluator.sample(chosen, samples)
+            graded = self.parts.evaluator.sample(chosen, num_samples)
             metrics.update(self.parts.evaluator.summarise(name, chosen, graded, config.k))
             display.evaluated(self.trainer.steps_done, name, metrics)
         return metrics
@@ -142,9 +143,22 @@ class Session:
             points = [(row["step"], row[f"eval/{name}/pass@1"]) for row in evals]
             self.console.print(curve_text(points), markup=False, highlight=False)
             save_curve(self.run_dir.path / f"learning_curve_{name}.png", evals, steps, name)
+        self._write_exemplar_report()
         self.console.print(rollout_table(steps))
         self.console.print(time_table(steps))
         self._report()
+
+    def _write_exemplar_report(self) -> None:
+        """exemplars.json: what the leakage guard refused, and prompts that never succeed."""
+        trainer = self.trainer
+        if trainer.exemplars is None:
+            return
+        suspects = trainer.states.quarantine() if trainer.states is not None else []
+        found = {
+            "leakage": trainer.exemplars.leakage_report(),
+            "suspect_prompts": [trainer.prompts[index].id for index in suspects],
+        }
+        (self.run_dir.path / "exemplars.json").write_text(json.dumps(found, indent=1))
 
     def _report(self) -> None:
         from xrpo_fast.report import write_report

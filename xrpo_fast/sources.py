@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from xrpo_fast.config import ConfigError
+
 Record = dict[str, Any]
 
 _HELD_OUT_SEED_OFFSET = 1_000_003
 """Far from the seeds of training sets, which count up from small numbers."""
 
 
-class DataError(ValueError):
+class DataError(ConfigError):
     """A data set cannot be used; the message says what was found. Exit code 2."""
 
 
@@ -153,7 +155,7 @@ def _read_reasoning_gym(
 ) -> Iterator[Record]:
     """Generated problems; other splits than train take other seeds."""
     try:
-        import reasoning_gym
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DataError(
             "data: expected the package 'reasoning-gym' for reasoning_gym:<dataset>, found none; "

@@ -8,6 +8,7 @@ question: several chat templates strip the reasoning from earlier assistant turn
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from xrpo_fast.config import ConfigError
 from xrpo_fast.types import Exemplar, Prompt
 
 HEAD_FRAC = 0.6
@@ -20,7 +21,7 @@ SeededBuilder = Callable[[str, Iterable[tuple[str, str]]], str]
 """(question, [(question, response) of each exemplar]) -> text of the seeded prompt."""
 
 
-class TemplateError(ValueError):
+class TemplateError(ConfigError):
     """A prompt cannot be rendered with this tokenizer. Exit code 2."""
 
 

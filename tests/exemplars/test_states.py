@@ -46,26 +46,25 @@ def test_a_prompt_that_never_succeeds():
 
 
 @pytest.mark.parametrize(
-    ("num_epochs", "state", "max_rollouts"),
+    ("num_epochs", "state"),
     [
-        (0, "fresh", None),
-        (1, "seeded", None),
-        (3, "back-off", None),
-        (21, "back-off", None),
-        (22, "audit", 1),
-        (24, "audit", 1),
-        (25, "quarantine", 1),
-        (40, "quarantine", 1),
+        (0, "fresh"),
+        (1, "seeded"),
+        (3, "back-off"),
+        (21, "back-off"),
+        (22, "audit"),
+        (24, "audit"),
+        (25, "quarantine"),
+        (40, "quarantine"),
     ],
     ids=lambda value: str(value),
 )
-def test_one_success_makes_any_state_fresh(num_epochs, state, max_rollouts):
+def test_one_success_makes_any_state_fresh(num_epochs, state):
     states = PromptStates(1)
     drive(states, num_epochs)
-    assert (states.state(0), states.max_rollouts(0)) == (state, max_rollouts)
+    assert states.state(0) == state
     visit(states, num_epochs, solved=1, seeded=False)
     assert states.state(0) == "fresh"
-    assert states.max_rollouts(0) is None
     assert states.should_seed(0, num_epochs + 1)
     assert not states.should_skip(0, num_epochs + 1)
 

@@ -28,6 +28,12 @@ def column_reward(completions, completion_ids, tier, is_truncated, **kwargs):
     return [{"easy": 0.25}[name] for name in tier]
 
 
+def think_format_reward(completions, **kwargs):
+    return [
+        float(text.startswith("<think>") and text.count("</think>") == 1) for text in completions
+    ]
+
+
 def never_applies(completions, **kwargs):
     return [None for _ in completions]
 

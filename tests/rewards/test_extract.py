@@ -30,22 +30,20 @@ def test_last_box(text, expected):
 
 
 @pytest.mark.parametrize(
-    ("text", "is_think_prefilled", "expected"),
+    ("text", "expected"),
     [
-        ("plain", False, "plain"),
-        ("<think>a</think>b", False, "b"),
-        ("<think>a", False, None),
-        ("  <think>a", False, None),
-        ("a</think>b", True, "b"),
-        ("a</think>b", False, "b"),
-        ("a", True, None),
-        ("<think>a</think>b<think>c", False, "b"),
-        ("<think>a</think>b<think>c</think>d", False, "d"),
-        ("first <think>then", False, "first "),
+        ("plain", "plain"),
+        ("<think>a</think>b", "b"),
+        ("<think>a", None),
+        ("  <think>a", None),
+        ("a</think>b", "b"),
+        ("<think>a</think>b<think>c", "b"),
+        ("<think>a</think>b<think>c</think>d", "d"),
+        ("first <think>then", "first "),
     ],
 )
-def test_visible_text(text, is_think_prefilled, expected):
-    assert visible_text(text, is_think_prefilled=is_think_prefilled) == expected
+def test_visible_text(text, expected):
+    assert visible_text(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,16 @@ EQUAL = [
     ("72", "72 clips, altogether."),  # omlx#3484
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
     (r"10^{10^{10}}", r"10^{10^{10}}"),
+    (r"\{1\pm\sqrt{5},-2\}", r"\{-2,1+\sqrt{5},1-\sqrt{5}\}"),
+    (r"\frac{-1+\sqrt{17}}{2}, \frac{-1-\sqrt{17}}{2}", r"\frac{-1\pm\sqrt{17}}{2}"),
+    (r"0.1\overline{6}", r"\frac16"),
+    (r"8\text{ a.m.}", r"8\text{ am}"),
+    (r"\emptyset", r"\varnothing"),
+    (r"\begin{pmatrix}-1/3\\2\end{pmatrix}", r"\begin{bmatrix}-\frac{1}{3}\\2\end{bmatrix}"),
+    ("(2,3)", "x=2,y=3"),
+    ("x^4+3x^2-2", "f(x)=x^4+3x^2-2"),
+    (r"1-\frac{2}{\pi}", r"\frac{\pi-2}{\pi}"),
+    (r"2^{25} \cdot 26!", r"26! \cdot 2^{25}"),
 ]
 
 DIFFERENT = [
@@ -110,6 +120,9 @@ DIFFERENT = [
     ("1000", "(1,000)"),
     (r"\text{even}", "odd"),
     ("f(x)", "g(x)"),
+    (r"1\pm\sqrt{5}", r"1+\sqrt{5}"),
+    (r"0.\overline{3}", "0.3"),
+    (r"8\text{ a.m.}", r"8\text{ p.m.}"),
 ]
 
 
@@ -150,12 +163,6 @@ def test_extraction_and_reason(text, gold, reason):
     verdict = verify_math(text, gold)
     assert verdict.reason == reason
     assert verdict.correct is (reason == "equal")
-
-
-def test_prefilled_thought_needs_its_end():  # TRL#6966
-    policy = MathPolicy(is_think_prefilled=True)
-    assert verify_math(r"hm \boxed{5}", "5", policy=policy).reason == "unfinished_thought"
-    assert verify_math(r"hm</think>\boxed{5}", "5", policy=policy).correct
 
 
 @pytest.mark.parametrize(

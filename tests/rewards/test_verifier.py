@@ -77,6 +77,15 @@ def test_user_function_sees_columns_as_in_trl():
     assert verdict.solved
 
 
+def test_rewards_see_the_think_tag_that_the_prompt_ends_in():  # TRL#6966, verifiers#213
+    functions = ["exact", "reward_functions:think_format_reward"]
+    with make_verifier(functions) as verifier:
+        verifier.is_think_prefilled = True
+        ended, unfinished = score_all(verifier, ["hm</think>blue", r"\boxed{blue}"])
+    assert ended.parts == {"exact": 1.0, "think_format_reward": 1.0}
+    assert unfinished.parts == {"exact": 0.0, "think_format_reward": 0.0}
+
+
 def test_chat_prompt_makes_the_completion_a_message():
     prompt = make_prompt(messages=[{"role": "user", "content": "say hello"}])
     with make_verifier(["reward_functions:chat_reward"]) as verifier:
@@ -148,7 +157,6 @@ def test_builtin_task_needs_the_end_symbol():
     prompt = make_prompt(question=record["question"], answer=record["answer"])
     gold = symbols.World(0).gold(record["question"])
     with make_verifier(["builtin:symbols"]) as verifier:
-        assert verifier.keeps_special_tokens
         right, unfinished = score_all(verifier, [gold, gold.removesuffix("$")], prompt)
     assert (right.reward, right.extracted, right.parts) == (1.0, record["answer"], {"symbols": 1.0})
     assert (unfinished.reward, unfinished.extracted) == (0.0, None)

@@ -4,7 +4,7 @@
     seeded     1 or 2 seeded visits in a row without a success; seeding allowed
     back-off   the 3rd such visit, level k = 0: skipped for the next 2^k epochs, then drawn again
                with seeding; without a success k grows by one, up to MAX_BACKOFF_LEVEL
-    audit      a visit beyond the last level without a success: one unseeded rollout per epoch
+    audit      a visit beyond the last level without a success: drawn once per epoch, unseeded
     quarantine MAX_FAILED_AUDITS audits without a success: on the list (a wrong label?), still
                audited once per epoch
 
@@ -60,10 +60,6 @@ class PromptStates:
         if record is None:
             return True
         return record.state in ("seeded", "back-off") and epoch >= record.wake_epoch
-
-    def max_rollouts(self, prompt_index: int) -> int | None:
-        """Most rollouts in a step: 1 under audit and in quarantine, else None (no limit)."""
-        return 1 if self.state(prompt_index) in ("audit", "quarantine") else None
 
     def observe_step(
         self, prompt_index: int, num_solved: int, num_scored: int, was_seeded: bool, epoch: int

@@ -29,6 +29,7 @@ from xrpo_fast.rewards.notation import (
 Kind = Literal["atom", "list", "set", "tuple", "union"]
 
 _RELATION = re.compile(r"<|>|\\(?:le|ge|lt|gt|leq|geq|ne|neq)(?![a-z])|=")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])\s*")
 _VARIABLE = re.compile(
     r"((?:[A-Za-z]|\\(?!frac|sqrt|text|pm|mp|begin)[a-zA-Z]+|\\text\{[^{}]*\})"
     r"(?:_\{[^{}]*\}|_\w)?(?:\([^()=]*\))?)\s*(?:=|\\in(?![a-z]))\s*(?!=)"
@@ -86,7 +87,7 @@ def _parse(text: str, strip_thousands: bool, depth: int) -> Answer:
     if len(parts) > 1 and all(parts):
         items = [_parse(part, strip_thousands, depth + 1) for part in parts]
         items[0] = replace(items[0], variable=items[0].variable or variable)
-        return Answer("list", text, items=tuple(items))
+        return Answer("list", text, items=_flat(items))
     pieces = _split(body, r"\cup")
     if len(pieces) > 1 and all(pieces):
         items = [_parse(piece, strip_thousands, depth + 1) for piece in pieces]
@@ -94,11 +95,24 @@ def _parse(text: str, strip_thousands: bool, depth: int) -> Answer:
     bracketed = _bracketed(body, strip_thousands, depth)
     if bracketed is not None:
         return replace(bracketed, text=text, variable=variable)
-    if body.startswith((r"\pm", r"\mp")) and body[3:].strip():
-        rest = body[3:].strip()
-        signs = [_parse(sign + rest, strip_thousands, depth + 1) for sign in ("", "-")]
-        return Answer("list", text, items=tuple(signs))
+    if _PLUS_MINUS.search(body):
+        both = [_parse(_with_sign(body, sign), strip_thousands, depth + 1) for sign in "+-"]
+        return Answer("list", text, items=tuple(both))
     return _atom(text, variable, body)
+
+
+def _with_sign(text: str, sign: str) -> str:
+    """One of the two readings of an expression with \\pm and \\mp."""
+    other = "-" if sign == "+" else "+"
+    signed = _PLUS_MINUS.sub(lambda m: sign if m[0].startswith(r"\pm") else other, text)
+    return signed.removeprefix("+").strip()
+
+
+def _flat(items: list[Answer]) -> tuple[Answer, ...]:
+    """The two readings of a plus-minus stand beside the other answers."""
+    return tuple(
+        inner for item in items for inner in (item.items if item.kind == "list" else (item,))
+    )
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -125,8 +139,10 @@ def _bracketed(text: str, strip_thousands: bool, depth: int) -> Answer | None:
     parts = _split(inner, ",")
     if not all(parts) or (is_tuple and len(parts) < 2):
         return None
-    items = tuple(_parse(part, strip_thousands, depth + 1) for part in parts)
-    return Answer("set" if is_set else "tuple", text, items=items, brackets=text[0] + text[-1])
+    items = [_parse(part, strip_thousands, depth + 1) for part in parts]
+    if is_set:
+        return Answer("set", text, items=_flat(items))
+    return Answer("tuple", text, items=tuple(items), brackets=text[0] + text[-1])
 
 
 def _is_balanced(text: str) -> bool:

@@ -85,8 +85,6 @@ class CodePolicy:
     """/tmp of a program."""
     max_tests: int | None = None
     """Only the first so many tests of a problem."""
-    is_think_prefilled: bool = False
-    """The prompt ends in <think>."""
     use_bubblewrap: bool | None = None
     """None: where it works, else plain limits with a warning; True: only with it."""
 
@@ -124,7 +122,7 @@ class CodeVerifier:
         num_tests = 1 if tests.kind == "check" else len(tests.inputs[: self.policy.max_tests])
         if not tests.is_supported:
             return CodeVerdict(reward=None, num_passed=0, num_tests=num_tests, reason="unsupported")
-        code = extract_code(completion, is_think_prefilled=self.policy.is_think_prefilled)
+        code = extract_code(completion)
         if code is None:
             return CodeVerdict(reward=0.0, num_passed=0, num_tests=num_tests, reason="no_code")
         outcomes: list[str] = []
@@ -256,10 +254,10 @@ class CodeVerifier:
         return "passed" if status == "ok" else status
 
 
-def extract_code(completion: str, *, is_think_prefilled: bool = False) -> str | None:
+def extract_code(completion: str) -> str | None:
     """The last closed Python code block after the thought; None if there is none or it is longer
     than 100,000 characters."""
-    visible = visible_text(completion, is_think_prefilled=is_think_prefilled)
+    visible = visible_text(completion)
     if visible is None:
         return None
     code = None

@@ -16,8 +16,6 @@ class MathPolicy:
     answer_format: Literal["boxed", "hash", "stated", "any"] = "boxed"
     r"""boxed: the last complete \boxed{}; hash: after ####; stated: after "answer is", else the
     last line; any: the first of these that is there."""
-    is_think_prefilled: bool = False
-    """The prompt ends in <think>: without </think> all of the completion is thought."""
     percent: Literal["optional", "value"] = "optional"
     """optional: 50% = 50 = 1/2; value: 50% = 1/2 only."""
     units: Literal["optional", "ignore"] = "optional"

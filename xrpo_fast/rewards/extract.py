@@ -11,15 +11,13 @@ _HASH_LINE = re.compile(r"^[ \t]*####[ \t]*(\S[^\n]*)$", re.MULTILINE)
 _STATED = re.compile(r"(?i:\banswer)\s*(?:(?i:is)\s*:?|:)\s*([^\n]+)")
 
 
-def visible_text(text: str, *, is_think_prefilled: bool = False) -> str | None:
+def visible_text(text: str) -> str | None:
     """The part after the last closed thought; None where the thought never ended.
 
-    Args:
-        is_think_prefilled: the prompt already ends in `<think>`, so that a text without
-            `</think>` is all thought.
+    Where the prompt already ends in `<think>`, the text must be given with that tag.
     """
     head, close, tail = text.rpartition(_THINK_CLOSE)
-    if not close and (is_think_prefilled or text.lstrip().startswith(_THINK_OPEN)):
+    if not close and text.lstrip().startswith(_THINK_OPEN):
         return None
     visible = tail if close else head + tail
     return visible.partition(_THINK_OPEN)[0]

@@ -214,17 +214,26 @@ def _checked(name: str, values: Any) -> float | None:
     return None if math.isnan(reward) else reward
 
 
+def _refuse_options(function: str, options: dict[str, Any]) -> None:
+    if options:
+        raise ValueError(f"options.{function}: expected none, got {', '.join(sorted(options))}")
+
+
 def _load_exact(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.rewards.exact import extract_exact, verify_exact
 
+    _refuse_options("exact", options)
+
     return lambda item: Score(
-        float(verify_exact(item["text"], item["answer"], **options)),
-        extract_exact(item["text"], **options),
+        float(verify_exact(item["text"], item["answer"])),
+        extract_exact(item["text"]),
     )
 
 
 def _load_symbols(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.tasks import symbols
+
+    _refuse_options("builtin:symbols", options)
 
     return lambda item: Score(
         float(symbols.verify(item["text"], item["answer"])), symbols.extract(item["text"])
@@ -252,9 +261,10 @@ def _load_code(options: dict[str, Any]) -> Scorer:
 
 
 def _load_reasoning_gym(options: dict[str, Any]) -> Scorer:
-    from xrpo_fast.rewards.reasoning_gym import ReasoningGymScorer
+    from xrpo_fast.rewards.gym import ReasoningGymScorer
 
-    return ReasoningGymScorer(**options)
+    _refuse_options("reasoning_gym", options)
+    return ReasoningGymScorer()
 
 
 _BUILT_IN_LOADERS: dict[str, Callable[[dict[str, Any]], Scorer]] = {

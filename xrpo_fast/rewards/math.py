@@ -45,7 +45,7 @@ def verify_math(
     Never raises on model text; what cannot be parsed is not equal.
 
     Args:
-        completion: decoded response.
+        completion: decoded response, with the `<think>` that its prompt may end in.
         answer: gold; text in LaTeX (with or without a box or ####), int, float, or what
             parse_gold returned.
     Raises:
@@ -56,7 +56,7 @@ def verify_math(
     if not isinstance(completion, str):
         raise TypeError(f"completion: expected str, got {type(completion).__name__}")
     gold = answer if isinstance(answer, Answer) else parse_gold(answer, policy=policy)
-    visible = visible_text(completion, is_think_prefilled=policy.is_think_prefilled)
+    visible = visible_text(completion)
     if visible is None:
         return MathVerdict(correct=False, extracted=None, reason="unfinished_thought")
     final = extract_answer(visible, policy)

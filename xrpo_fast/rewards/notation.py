@@ -41,6 +41,7 @@ _REWRITES = [
     (re.compile(r"(?<!\\)\\[,;:> ]|(?<!\\)~|\\q?quad(?![a-zA-Z])"), " "),
     (re.compile(r"\\[$]"), ""),
     (re.compile(r"\s*(?:,?\s*\\text\{\s*(?:and|or)\s*\}|,?\s+(?:and|or)\s+)\s*"), ","),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
     (re.compile(r"\\lbrace(?![a-zA-Z])"), r"\\{"),
     (re.compile(r"\\rbrace(?![a-zA-Z])"), r"\\}"),
     (re.compile(r"\\(?:geqslant|geq)(?![a-zA-Z])"), r"\\ge"),
@@ -72,6 +73,7 @@ _NUMBER = re.compile(rf"([-+]?)\s*({_DECIMAL})")
 _FRACTION = re.compile(
     r"([-+]?)\s*(\d*)\s*\\frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
 )
+_REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\s*\{\s*(\d+)\s*\}")
 _SLASH = re.compile(r"([-+]?)\s*(\d+)\s*/\s*(\d+)")
 _SCIENTIFIC = re.compile(
     rf"([-+]?)\s*({_DECIMAL})\s*\\(?:times|cdot)\s*10\s*\^\s*\{{?\s*([-+]?\d{{1,3}})\s*\}}?"
@@ -142,8 +144,8 @@ def split_unit(body: str) -> tuple[str, str]:
 
 
 def _unit_name(name: str, power: str | None) -> str:
-    name = name.strip().lower().rstrip(".")
-    if prefixed := re.fullmatch(r"(square|sq\.?|cubic|cu\.?)\s+(.+)", name):
+    name = name.strip().lower().replace(".", "")
+    if prefixed := re.fullmatch(r"(square|sq|cubic|cu)\s+(.+)", name):
         name, power = prefixed[2], "2" if prefixed[1].startswith("s") else "3"
     singular = name.removesuffix("s") if len(name) > 2 else name
     name = _UNIT_ALIASES.get(name, _UNIT_ALIASES.get(singular, singular))
@@ -151,8 +153,8 @@ def _unit_name(name: str, power: str | None) -> str:
 
 
 def parse_number(text: str) -> tuple[Fraction | None, int | None]:
-    """(value, digits after the point or None) of an integer, decimal, fraction, mixed number or
-    a x 10^b; (None, None) for anything else."""
+    """(value, digits after the point or None) of an integer, decimal, repeating decimal, fraction,
+    mixed number or a x 10^b; (None, None) for anything else."""
     text = text.strip()
     while text.startswith("{") and text.endswith("}"):
         text = text[1:-1].strip()
@@ -162,6 +164,11 @@ def parse_number(text: str) -> tuple[Fraction | None, int | None]:
         value = Fraction(match[1] + match[2].rstrip(".")) if match[2] != "." else None
         _, point, decimals = match[2].partition(".")
         return value, len(decimals) if point and decimals else None
+    if match := _REPEATING.fullmatch(text):
+        scale = 10 ** len(match[3])
+        head = Fraction(int(match[2] + match[3] or 0), scale)
+        tail = Fraction(int(match[4]), scale * (10 ** len(match[4]) - 1))
+        return (-1 if match[1] == "-" else 1) * (head + tail), None
     if match := _FRACTION.fullmatch(text):
         sign, whole, denominator = match[1], match[2], int(match[5] or match[6])
         if denominator:

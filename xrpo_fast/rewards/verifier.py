@@ -16,6 +16,7 @@ ERROR_WINDOW_ITEMS = 1000
 MIN_JUDGED_ITEMS = 20
 """Below so many items an error share says nothing."""
 SOLVED_TOLERANCE = 1e-9
+THINK_TAG = "<think>"
 WORKER_MEMORY_BYTES = 8 << 30
 """Bound on the data of a worker that runs built-in functions only; symbolic algebra on hostile
 text would take all memory."""
@@ -32,8 +33,8 @@ class Verifier:
 
     needs_text = True
     """Every reward reads decoded text."""
-    keeps_special_tokens: bool
-    """Whether that text must hold its special tokens: the built-in task ends answers with one."""
+    is_think_prefilled = False
+    """Set where prompts end in `<think>`: rewards then see completions with that tag in front."""
 
     def __init__(
         self,
@@ -44,7 +45,6 @@ class Verifier:
         max_error_frac: float,
         backend: "InlineScorer | WorkerPool",
     ) -> None:
-        self.keeps_special_tokens = "builtin:symbols" in functions
         self._functions = functions
         self._weights = weights
         self._full_reward = full_reward
@@ -69,14 +69,13 @@ class Verifier:
         """Queue one completion; `key` comes back with its verdict.
 
         Args:
-            text: the completion, decoded without special tokens (but see
-                keeps_special_tokens).
+            text: the completion, decoded without special tokens; for builtin:symbols with them.
             token_ids: [L] sampled ids.
         """
         item = {
             "question": prompt.question,
             "prompt": prompt.question if prompt.messages is None else prompt.messages,
-            "text": text,
+            "text": f"{THINK_TAG}{text}" if self.is_think_prefilled else text,
             "token_ids": tuple(token_ids),
             "answer": prompt.answer,
             "columns": dict(prompt.columns),

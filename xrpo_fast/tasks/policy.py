@@ -43,7 +43,11 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
 
 
 def build_policy(seed: int) -> "LlamaForCausalLM":
-    """The untrained policy, fp32; only its initial weights depend on the seed."""
+    """The untrained policy, fp32; only its initial weights depend on the seed.
+
+    After one warm-up each, very hard questions behind one worked example: this form .96, two heads
+    of 32 .94 (chains .78 for .87), tied embedding .91 (one world; .97 untied).
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -17,22 +17,21 @@ class ReasoningGymScorer:
         ValueError: the package is not installed.
     """
 
-    def __init__(self, *, is_think_prefilled: bool = False) -> None:
+    def __init__(self) -> None:
         try:
-            import reasoning_gym
+            import reasoning_gym  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise ValueError(
                 "functions: expected the package 'reasoning-gym' for reasoning_gym, found none; "
                 "pip install 'xrpo-fast[reasoning-gym]'"
             ) from error
         self._scorer_of: Any = cache(reasoning_gym.get_score_answer_fn)
-        self._is_think_prefilled = is_think_prefilled
 
     def __call__(self, item: Item) -> Score:
         name = item["columns"].get("reasoning_gym")
         if name is None:
             return Score(None)
-        answer = extract_answer(item["text"], is_think_prefilled=self._is_think_prefilled)
+        answer = extract_answer(item["text"])
         entry: dict[str, Any] = {
             "question": item["question"],
             "answer": item["answer"],
@@ -42,9 +41,9 @@ class ReasoningGymScorer:
         return Score(min(max(score, 0.0), 1.0), answer)
 
 
-def extract_answer(text: str, *, is_think_prefilled: bool = False) -> str | None:
+def extract_answer(text: str) -> str | None:
     """The answer after the thought; None where the thought never ends."""
-    visible = visible_text(text, is_think_prefilled=is_think_prefilled)
+    visible = visible_text(text)
     if visible is None:
         return None
     box = last_box(visible)
