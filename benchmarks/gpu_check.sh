@@ -52,7 +52,7 @@ if ! stage tests 180 "$python" -m pytest -m "gpu and not slow" "${gpu_tests[@]}"
     status=1
     tail -n 60 "$out/tests.log" >&2
 fi
-if ! stage benchmarks 200 "$python" -m pytest benchmarks/test_gpu.py --benchmark-only \
+if ! stage benchmarks 200 "$python" -m pytest benchmarks/bench_gpu.py --benchmark-only \
     --benchmark-json "$out/benchmarks.json" -p no:cacheprovider; then
     status=1
     tail -n 60 "$out/benchmarks.log" >&2

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_table.py BENCHMARKS.json OUT.json [--tests TESTS.xml]
 
-Reads what pytest-benchmark wrote for benchmarks/test_gpu.py (and pytest's JUnit file), writes the
+Reads what pytest-benchmark wrote for benchmarks/bench_gpu.py (and pytest's JUnit file), writes the
 rows with the test counts to OUT.json and prints them: median, ratio to the best rival, GB/s, share
 of the measured copy bandwidth, extra peak memory.
 """

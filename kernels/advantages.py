@@ -303,7 +303,7 @@ def sequence_logprobs_fwd(
     if num_seqs > 0:
         with device_of(token_logprobs):
             _sequence_logprobs_kernel[(num_seqs,)](
-                *(token_logprobs, cu_seqlens, scores, lengths, normalize == "mean"),
+                *(token_logprobs, cu_seqlens, scores, lengths, int(normalize == "mean")),
                 BLOCK_T=ROWS_PER_TILE * TOKENS_PER_TILE,
                 **TOKEN_OPTIONS,
             )
@@ -364,7 +364,8 @@ def xrpo_advantages_fwd(
             *(correct_ptr, exclude_ptr, partials, *outputs),
             *(1 if token_mask is None else token_mask.shape[1], partials.shape[0]),
             *(float(full_reward), float(novelty_weight), float(novelty_clip), float(eps), ddof),
-            *(scale != "none", scale == "batch", correct is not None, exclude is not None),
+            *(int(x) for x in (scale != "none", scale == "batch")),
+            *(int(x is not None) for x in (correct, exclude)),
             SOURCE=source,
             BLOCK_S=ROWS_PER_BLOCK,
             ROWS=ROWS_PER_TILE,

@@ -219,8 +219,7 @@ def _tile_gradient(
 @triton.jit
 def _segment_gradient(
     row_ptr, out_row_ptr, start, stop, row_max, scale, inv_temperature, gain, slope, mean_z,
-    vocab_size, columns,
-    HAS_DENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
+    vocab_size, columns, HAS_DENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """Writes dlogits of columns start..stop-1; each is read, then written, by one thread."""
@@ -308,16 +307,16 @@ def _token_logprobs_bwd_kernel(
 
 def _row_arguments(
     temperature: float | Tensor, mask: Tensor | None, stand_in: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[float, int, bool, bool]]:
+) -> tuple[tuple[Tensor, Tensor], tuple[float, int, int, int]]:
     """(temperature_ptr, mask_ptr), (temperature, temperature_stride, has_temperatures, has_mask).
 
     `stand_in` (float32) takes the place of what is absent, never read: one signature, one kernel.
     """
     mask_bytes = (stand_in if mask is None else mask).view(torch.uint8)
+    has_mask = int(mask is not None)
     if isinstance(temperature, Tensor):
-        stride = int(temperature.numel() > 1)
-        return (temperature, mask_bytes), (1.0, stride, True, mask is not None)
-    return (stand_in, mask_bytes), (float(temperature), 0, False, mask is not None)
+        return (temperature, mask_bytes), (1.0, int(temperature.numel() > 1), 1, has_mask)
+    return (stand_in, mask_bytes), (float(temperature), 0, 0, has_mask)
 
 
 def token_logprobs_fwd(
@@ -342,8 +341,7 @@ def token_logprobs_fwd(
     tile = vocab_tile(vocab_size, logits.dtype, reads_vectors(logits, vocab_size))
     num_segments = triton.cdiv(vocab_size, tile.segment_columns)
     splits = splits_rows(num_rows, num_segments, logits.device)
-    partials_shape = (num_rows, num_segments, 3) if splits else 0
-    partials = logits.new_empty(partials_shape, dtype=torch.float64)
+    partials = logits.new_empty((num_rows, num_segments, 3) if splits else 0, dtype=torch.float64)
     pointers, options = _row_arguments(temperature, mask, row_max)
     arguments = (
         *(logits, labels, *pointers, partials, logprobs, entropy, row_max, row_sum),
@@ -377,7 +375,7 @@ def token_logprobs_bwd(
     entropy: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """dlogits (T, V) in the dtype of logits: contiguous, or `out` (any row stride; may be logits).
+    """dlogits (T, V): contiguous, or `out` (any row stride and float dtype; it may be logits).
 
     dlogprobs and dentropy (T,) float32; row_max, row_sum and entropy as the forward gave them.
     Columns from vocab_size on are 0. One launch.

@@ -1,6 +1,6 @@
 """GPU: the fused ops against what torch, TRL and Liger offer, with memory and share of bandwidth.
 
-    pytest benchmarks/test_gpu.py --benchmark-only [--benchmark-json FILE]
+    pytest benchmarks/bench_gpu.py --benchmark-only [--benchmark-json FILE]
 
 Groups are workloads, parameters are who does it. Values are checked before they are timed. A round
 is one call, or several where a call is shorter than 100 us, and ends in a synchronisation; the
@@ -89,11 +89,8 @@ def measure(benchmark, copy_gb_per_s) -> Callable[..., None]:
         )
         if bytes_moved is not None:
             gb_per_s = bytes_moved / median_ms / 1e6
-            benchmark.extra_info.update(
-                bytes_moved=bytes_moved,
-                gb_per_s=gb_per_s,
-                copy_frac=gb_per_s / copy_gb_per_s,
-            )
+            rates = {"gb_per_s": gb_per_s, "copy_frac": gb_per_s / copy_gb_per_s}
+            benchmark.extra_info.update(bytes_moved=bytes_moved, **rates)
 
     return run_rounds
 
@@ -230,10 +227,10 @@ def test_linear_logprobs(measure, direction, width, provider):
     leaves = [x.requires_grad_(direction == "fwd+bwd") for x in (hidden, weight)]
 
     def ours() -> Tensor:
-        return ops.linear_token_logprobs(*leaves, labels).logprobs
+        return ops.linear_token_logprobs(hidden, weight, labels).logprobs
 
     def linear_cross_entropy() -> Tensor:
-        return -F.linear_cross_entropy(*leaves, labels, reduction="none")  # type: ignore[attr-defined]
+        return -F.linear_cross_entropy(hidden, weight, labels, reduction="none")  # type: ignore[attr-defined]
 
     def gemms() -> None:
         # The GEMMs of the forward, and of a backward that recomputes its logits: dH and dW.
