@@ -3,7 +3,6 @@
 Reward workers start before torch has threads; the engine comes after the model that it serves.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +11,27 @@ from typing import Any
 import torch
 
 from xrpo_fast.config import Config, ConfigError
-from xrpo_fast.data import PromptSampler, PromptSet, load_prompts
+from xrpo_fast.data import PromptSampler, PromptSet
 from xrpo_fast.evaluator import Evaluator
 from xrpo_fast.exemplars import ExemplarStore, PromptStates
+from xrpo_fast.inputs import (
+    BUILTIN_DATA,
+    load_eval_sets,
+    load_training_prompts,
+    make_template,
+    report_data,
+    start_verifier,
+)
 from xrpo_fast.metrics import Clock, DeviceSums
 from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.policy import ModelError, Policy, load_policy, model_path
-from xrpo_fast.rewards import Verifier, answer_checker, make_verifier
+from xrpo_fast.rewards import Verifier
 from xrpo_fast.rollouts import make_engine
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
-from xrpo_fast.tasks import symbols
-from xrpo_fast.templates import PromptTemplate
 from xrpo_fast.trainer import Trainer
 from xrpo_fast.types import Engine, Prompt, Sampling
 from xrpo_fast.update import Updater
-
-logger = logging.getLogger(__name__)
-
-BUILTIN_DATA = "builtin:symbols"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -152,22 +153,6 @@ def make_decode(config: Config, policy: Policy) -> Callable[[Sequence[int]], str
     return decode
 
 
-def start_verifier(config: Config) -> Verifier:
-    reward = config.reward
-    try:
-        return make_verifier(
-            reward.functions,
-            weights=reward.weights or None,
-            full_reward=reward.full_reward,
-            workers=reward.workers,
-            timeout_s=reward.timeout_s,
-            max_error_frac=reward.max_error_frac,
-            options=reward.options,
-        )
-    except ValueError as error:
-        raise ConfigError(f"reward.{error}") from error
-
-
 def choose_device(name: str) -> torch.device:
     """auto: CUDA where there is one."""
     if name == "auto":
@@ -175,61 +160,6 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ModelError("run.device: expected a CUDA device for 'cuda', found none; use 'cpu'")
     return torch.device(name)
-
-
-def make_template(config: Config, tokenizer: Any) -> PromptTemplate:
-    data = config.data
-    has_chat = bool(getattr(tokenizer, "chat_template", None))
-    raw = data.template == "raw" or (data.template == "auto" and not has_chat)
-    is_builtin = data.train.startswith(BUILTIN_DATA)
-    return PromptTemplate(
-        tokenizer,
-        instruction=data.instruction or None,
-        system_prompt=data.system_prompt or None,
-        raw=raw,
-        seeded_builder=symbols.seeded_prompt if is_builtin else None,
-    )
-
-
-def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet:
-    return load_prompts(
-        config.data.train,
-        template=template,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        columns=config.data.columns,
-        split=config.data.split,
-        limit=config.data.limit or None,
-        seed=config.run.seed,
-        check_answer=answer_checker(config.reward.functions, config.reward.options),
-    )
-
-
-def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[Prompt]]:
-    """Held-out sets by name; the built-in task brings its own."""
-    sources = dict(config.data.eval)
-    if not sources and config.data.train.startswith(BUILTIN_DATA):
-        sources = {"heldout": config.data.train}
-    sets = {}
-    for name, source in sources.items():
-        loaded = load_prompts(
-            source,
-            template=template,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            columns=config.data.columns,
-            split=config.data.eval_split,
-            seed=config.run.seed,
-            check_answer=answer_checker(config.reward.functions, config.reward.options),
-        )
-        sets[name] = loaded.prompts
-    return sets
-
-
-def report_data(prompts: PromptSet, eval_sets: dict[str, list[Prompt]]) -> None:
-    held_out = ", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"
-    line = f"{len(prompts)} training prompts; held out: {held_out}"
-    if prompts.dropped_overlong:
-        line += f"; {prompts.dropped_overlong} prompts over data.max_prompt_tokens left out"
-    logger.info(line)
 
 
 def model_length(config: Config, policy: Policy, sets: list[list[Prompt]]) -> int:
@@ -327,33 +257,3 @@ def load_reference(config: Config, policy: Policy, device: torch.device) -> Poli
         return None
     initial = load_policy(config.model, temperature=config.rollout.temperature, device=device)
     return initial.frozen_copy()
-
-
-def check(config: Config) -> list[str]:
-    """What --dry-run checks: model, template, data, rewards, memory. Findings as text."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    path = model_path(config.model.path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
-            f"{config.model.path!r}: {error}"
-        ) from None
-    start_verifier(config).close()
-    template = make_template(config, tokenizer)
-    prompts = load_training_prompts(config, template)
-    eval_sets = load_eval_sets(config, template)
-    parameters = sum(p.numel() for p in model.parameters())
-    # float32 weights, gradients and the two moments of AdamW.
-    trainer_gib = parameters * 16 / 2**30
-    return [
-        f"model: {config.model.path}, {parameters:,} parameters; weights, gradients and AdamW take "
-        f"{trainer_gib:.2f} GiB, activations and the engine come on top",
-        f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
-        + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
-        f"rollouts: {config.total_rollouts} per step, {config.base_rollouts} per prompt at first",
-    ]

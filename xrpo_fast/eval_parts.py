@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import xrpo_fast
-from xrpo_fast import assemble
+from xrpo_fast import assemble, inputs
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.eval_store import fingerprint, questions_fingerprint
 from xrpo_fast.evaluator import Evaluator, MathEquivalence
@@ -70,7 +70,7 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
     Raises:
         ConfigError, DataError, ModelError: something cannot be used; the message names it.
     """
-    verifier = stack.enter_context(assemble.start_verifier(config))
+    verifier = stack.enter_context(inputs.start_verifier(config))
     equivalent = None
     if "math" in config.reward.functions:
         equivalent = MathEquivalence(config.reward.timeout_s, config.reward.options.get("math", {}))
@@ -80,7 +80,7 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
     device = assemble.choose_device(config.run.device)
     temperature = config.rollout.temperature
     policy = load_policy(config.model, temperature=temperature, device=device, weights=weights)
-    sets = assemble.load_eval_sets(config, assemble.make_template(config, policy.tokenizer))
+    sets = inputs.load_eval_sets(config, inputs.make_template(config, policy.tokenizer))
     if not sets:
         raise ConfigError(
             "data.eval: expected at least one held-out set, got none; give --data SOURCE"

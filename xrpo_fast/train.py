@@ -95,7 +95,7 @@ def unusable_is_config_error() -> Iterator[None]:
 
 def dry_run(config: Config, console: Console) -> int:
     """Check model, data, columns, template and memory; print the resolved config."""
-    from xrpo_fast.assemble import check
+    from xrpo_fast.dry_run import check
 
     with unusable_is_config_error():
         findings = check(config)

@@ -1,0 +1,37 @@
+"""--dry-run: everything that can be checked without training, as findings in text."""
+
+import torch
+
+from xrpo_fast.config import Config
+from xrpo_fast.inputs import load_eval_sets, load_training_prompts, make_template, start_verifier
+from xrpo_fast.policy import ModelError, model_path
+
+
+def check(config: Config) -> list[str]:
+    """What --dry-run checks: model, template, data, rewards, memory. Findings as text."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    path = model_path(config.model.path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
+            f"{config.model.path!r}: {error}"
+        ) from None
+    start_verifier(config).close()
+    template = make_template(config, tokenizer)
+    prompts = load_training_prompts(config, template)
+    eval_sets = load_eval_sets(config, template)
+    parameters = sum(p.numel() for p in model.parameters())
+    # float32 weights, gradients and the two moments of AdamW.
+    trainer_gib = parameters * 16 / 2**30
+    return [
+        f"model: {config.model.path}, {parameters:,} parameters; weights, gradients and AdamW take "
+        f"{trainer_gib:.2f} GiB, activations and the engine come on top",
+        f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
+        + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
+        f"rollouts: {config.total_rollouts} per step, {config.base_rollouts} per prompt at first",
+    ]
