@@ -168,7 +168,7 @@ double RolloutPlanner::exploration_scale() {
     return RELATIVE_EXPLORATION_SHARE / (1.0 - RELATIVE_EXPLORATION_SHARE) * reduction / roots;
 }
 
-void RolloutPlanner::grow_tables(std::int64_t largest) {
+void RolloutPlanner::grow_tables_to(std::int64_t largest) {
     shrinkage_.grow(largest);
     for (auto n = static_cast<std::int64_t>(inverse_roots_.size()); n <= largest; ++n)
         inverse_roots_.push_back(n == 0 ? 0.0 : 1.0 / std::sqrt(static_cast<double>(n)));

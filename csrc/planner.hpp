@@ -110,7 +110,10 @@ class RolloutPlanner {
     double exploration_scale();
     void update_pooled_variance();
     double spread_of(std::size_t q) const noexcept;
-    void grow_tables(std::int64_t largest);
+    void grow_tables(std::int64_t largest) {
+        if (largest >= static_cast<std::int64_t>(inverse_roots_.size())) grow_tables_to(largest);
+    }
+    void grow_tables_to(std::int64_t largest);
     void fill_priorities();
     std::int64_t num_groups_wanted() const noexcept;
     std::int64_t num_groups_missing() const noexcept;
