@@ -56,7 +56,6 @@ void RolloutPlanner::hand_out(const std::int64_t* counts) {
 void RolloutPlanner::plan_first(std::int64_t* counts) {
     if (options_.allocation == Allocation::uniform) {
         weights_.assign(num_prompts(), 1.0);
-        largest_weight_ = 1.0;
         share_with_caps(state_.total, counts);
     } else {
         for (std::size_t q = 0; q < num_prompts(); ++q) counts[q] = base_of(q);
@@ -65,15 +64,40 @@ void RolloutPlanner::plan_first(std::int64_t* counts) {
 }
 
 void RolloutPlanner::plan_proportional(std::int64_t budget, std::int64_t* counts) {
-    fill_priorities();
-    share_with_caps(budget, counts);
+    if (options_.spread == Spread::pooled || options_.max_rollouts_per_prompt != NO_CAP) {
+        fill_priorities();
+        share_with_caps(budget, counts);
+    } else {
+        const double scale = exploration_scale();
+        std::vector<double> phi(inverse_roots_);
+        for (double& value : phi) value *= scale;
+        const double* spreads = spreads_.data();
+        const double* reduction = shrinkage_.data();
+        const std::int32_t* planned = state_.stats.planned.data();
+        const double top = largest_of(spreads_) * *std::max_element(reduction, reduction + phi.size()) +
+                           largest_of(phi);
+        share([=, phi = phi.data()](std::size_t q) {
+            return spreads[q] * reduction[planned[q]] + phi[planned[q]];
+        }, top, budget, counts);
+    }
     hand_out(counts);
+}
+
+// Shares by weight(q) <= top; equally where all are zero.
+template <class Weight>
+void RolloutPlanner::share(const Weight& weight, double top, std::int64_t budget,
+                           std::int64_t* counts) {
+    const double sum = order_free_sum(num_prompts(), top, weight);
+    if (sum > 0.0) return remainder_.split(weight, top, sum, budget, state_.ties, counts);
+    remainder_.split([](std::size_t) { return 1.0; }, 1.0, static_cast<double>(num_prompts()), budget,
+                     state_.ties, counts);
 }
 
 // Shares by weights_. A prompt over its cap gets just that, and what is left is shared among the others
 // by the same rule, until none is over.
 void RolloutPlanner::share_with_caps(std::int64_t budget, std::int64_t* counts) {
-    share(budget, counts);
+    const auto weight = [&](std::size_t q) { return weights_[q]; };
+    share(weight, largest_of(weights_), budget, counts);
     if (options_.max_rollouts_per_prompt == NO_CAP) return;
     const auto room = [&](std::size_t q) {
         return options_.max_rollouts_per_prompt - state_.stats.planned[q];
@@ -88,26 +112,12 @@ void RolloutPlanner::share_with_caps(std::int64_t budget, std::int64_t* counts) 
             weights_[q] = 0.0;
         }
         if (!is_over) break;
-        largest_weight_ = largest_of(weights_.data(), num_prompts());
-        if (!(largest_weight_ > 0.0)) {
+        if (!(largest_of(weights_) > 0.0))
             for (std::size_t q = 0; q < num_prompts(); ++q) weights_[q] = !is_full[q];
-            largest_weight_ = 1.0;
-        }
-        share(budget, counts);
+        share(weight, largest_of(weights_), budget, counts);
     }
     for (std::size_t q = 0; q < num_prompts(); ++q)
         if (is_full[q]) counts[q] = room(q);
-}
-
-// Shares by weights_; equally where they are all zero.
-void RolloutPlanner::share(std::int64_t budget, std::int64_t* counts) {
-    double sum = order_free_sum(weights_.data(), num_prompts(), largest_weight_);
-    if (!(sum > 0.0)) {
-        weights_.assign(num_prompts(), 1.0);
-        largest_weight_ = 1.0;
-        sum = static_cast<double>(num_prompts());
-    }
-    remainder_.split(weights_, state_.ties, sum, budget, counts);
 }
 
 void RolloutPlanner::plan_greedy(std::int64_t budget, std::int64_t* counts) {

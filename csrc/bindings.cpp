@@ -244,10 +244,12 @@ void observe(RolloutPlanner& self, const Array<std::int64_t>& prompts, const Arr
         const bool may_be_wrong =
             is_binary || !(std::fabs(reward_data[i]) <= MAX_REWARD) ||
             self.state().stats.spent[q] + earlier[q] >= self.state().stats.planned[q];
-        const std::string wrong =
-            may_be_wrong ? complaint(self, prompt_data[i], reward_data[i], is_binary, earlier[q]) : "";
-        if (!wrong.empty())
-            throw std::invalid_argument(wrong + " (result " + std::to_string(i) + ")");
+        if (may_be_wrong) {
+            const std::string wrong =
+                complaint(self, prompt_data[i], reward_data[i], is_binary, earlier[q]);
+            if (!wrong.empty())
+                throw std::invalid_argument(wrong + " (result " + std::to_string(i) + ")");
+        }
         ++earlier[q];
     }
     for (py::ssize_t i = 0; i < count; ++i)

@@ -177,18 +177,10 @@ void RolloutPlanner::grow_tables_to(std::int64_t largest) {
 void RolloutPlanner::fill_priorities() {
     update_pooled_variance();
     const double scale = exploration_scale();
-    std::vector<double> phi(inverse_roots_);
-    for (double& value : phi) value *= scale;
     weights_.resize(num_prompts());
-    const std::int32_t* planned = state_.stats.planned.data();
-    const double* reduction = shrinkage_.data();
-    largest_weight_ = 0.0;
-    // In blocks that stay in the cache until their largest is found.
-    for (std::size_t begin = 0; begin < num_prompts(); begin += 1024) {
-        const std::size_t end = std::min(begin + 1024, num_prompts());
-        for (std::size_t q = begin; q < end; ++q)
-            weights_[q] = spread_of(q) * reduction[planned[q]] + phi[planned[q]];
-        largest_weight_ = std::max(largest_weight_, largest_of(&weights_[begin], end - begin));
+    for (std::size_t q = 0; q < num_prompts(); ++q) {
+        const std::int32_t n = state_.stats.planned[q];
+        weights_[q] = spread_of(q) * shrinkage_[n] + scale * inverse_roots_[n];
     }
 }
 

@@ -124,7 +124,8 @@ class RolloutPlanner {
     void plan_proportional(std::int64_t budget, std::int64_t* counts);
     void plan_greedy(std::int64_t budget, std::int64_t* counts);
     void share_with_caps(std::int64_t budget, std::int64_t* counts);
-    void share(std::int64_t budget, std::int64_t* counts);
+    template <class Weight>
+    void share(const Weight& weight, double top, std::int64_t budget, std::int64_t* counts);
     void hand_out(std::size_t q, std::int64_t count);
     void hand_out(const std::int64_t* counts);
 
@@ -138,7 +139,6 @@ class RolloutPlanner {
     ShrinkageTable shrinkage_;
     std::vector<double> spreads_;  // sample or Jeffreys; kept up to date by observe
     std::vector<double> weights_;
-    double largest_weight_ = 0.0;
     double pooled_variance_ = 0.0;
     LargestRemainder remainder_;
 

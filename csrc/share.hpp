@@ -17,28 +17,30 @@ inline std::uint64_t mix_bits(std::uint64_t x) noexcept {  // splitmix64's final
     return x ^ (x >> 31);
 }
 
-// Visits values in four chains: with one, each addition or comparison would wait for the last.
+// Visits 0 .. count-1 in four chains: with one, each addition or comparison would wait for the last.
 constexpr std::size_t LANES = 4;
 
 template <class Visit>
-void in_lanes(const double* values, std::size_t count, const Visit& visit) {
+void in_lanes(std::size_t count, const Visit& visit) {
     std::size_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        for (std::size_t lane = 0; lane < LANES; ++lane) visit(values[i + lane], lane);
-    for (; i < count; ++i) visit(values[i], 0);
+        for (std::size_t lane = 0; lane < LANES; ++lane) visit(i + lane, lane);
+    for (; i < count; ++i) visit(i, 0);
 }
 
-inline double largest_of(const double* values, std::size_t count) noexcept {
+inline double largest_of(const std::vector<double>& values) noexcept {
     std::array<double, LANES> largest{};
-    in_lanes(values, count,
-             [&](double value, std::size_t lane) { largest[lane] = std::max(largest[lane], value); });
+    in_lanes(values.size(), [&](std::size_t i, std::size_t lane) {
+        largest[lane] = std::max(largest[lane], values[i]);
+    });
     return *std::max_element(largest.begin(), largest.end());
 }
 
-// Sum of finite values in [0, top], top <= 1e290, that does not depend on their order. Adding and
+// Sum of value(i) in [0, top], top <= 1e290, that does not depend on the order of the values. Adding and
 // subtracting `big` rounds a value to a multiple of a unit so coarse that `count` of them add without
 // error; what the rounding left is summed the same way in a finer unit (Demmel and Nguyen, ARITH 2013).
-inline double order_free_sum(const double* values, std::size_t count, double top) noexcept {
+template <class Value>
+double order_free_sum(std::size_t count, double top, const Value& value) noexcept {
     if (!(top > 0.0)) return 0.0;
     int exponent = 0, size_bits = 1;
     std::frexp(top, &exponent);
@@ -46,49 +48,51 @@ inline double order_free_sum(const double* values, std::size_t count, double top
     const double big = std::ldexp(1.5, exponent + size_bits);
     const double fine = std::ldexp(big, size_bits - 52);
     std::array<double, LANES> high{}, low{};
-    in_lanes(values, count, [&](double value, std::size_t lane) {
-        const double head = (value + big) - big;
+    in_lanes(count, [&](std::size_t i, std::size_t lane) {
+        const double term = value(i);
+        const double head = (term + big) - big;
         high[lane] += head;
-        low[lane] += ((value - head) + fine) - fine;
+        low[lane] += ((term - head) + fine) - fine;
     });
     return ((high[0] + high[1]) + (high[2] + high[3])) + ((low[0] + low[1]) + (low[2] + low[3]));
 }
 
 inline double order_free_sum(const std::vector<double>& values) noexcept {
-    return order_free_sum(values.data(), values.size(), largest_of(values.data(), values.size()));
+    const auto value = [&](std::size_t i) { return values[i]; };
+    return order_free_sum(values.size(), largest_of(values), value);
 }
 
-// Shares a budget below 2^31 in proportion to weights. Simple loops over reused buffers: branches on the
-// data would be mispredicted, and a fresh page costs more than the arithmetic on it.
+// Shares a budget below 2^31 in proportion to weights. Simple loops over reused buffers, and weights
+// computed afresh where they are needed: memory is what a round of a million prompts waits for.
 class LargestRemainder {
   public:
-    // shares[i] = floor(budget w_i / sum w), the rest one each to the largest remainders. All weights
-    // finite and >= 0 with a positive sum: the caller sees to that.
-    void split(const std::vector<double>& weights, const std::vector<std::uint64_t>& ties,
-               double weight_sum, std::int64_t budget, std::int64_t* shares) {
-        const std::size_t count = weights.size();
-        const double* weight = weights.data();
+    // shares[i] = floor(budget w_i / sum w), the rest one each to the largest remainders. weight(i) lies
+    // in [0, top] and adds to weight_sum > 0: the caller sees to that.
+    template <class Weight>
+    void split(const Weight& weight, double top, double weight_sum, std::int64_t budget,
+               const std::vector<std::uint64_t>& ties, std::int64_t* shares) {
+        const std::size_t count = ties.size();
         const double rate = static_cast<double>(budget) / weight_sum;
-        wholes_.resize(count);
-        buckets_.resize(count);
+        // A share times 2^bits in one integer: the whole part, and the bucket of the remainder.
+        int bits = 12;
+        while (bits > 0 && std::ldexp(top * rate, bits) > 2e9) --bits;
+        const double scale = std::ldexp(1.0, bits);
+        const std::int32_t mask = (1 << bits) - 1;
+        packed_.resize(count);
         candidates_.resize(count);
-        std::int32_t* wholes = wholes_.data();
-        std::uint16_t* bucket = buckets_.data();
+        std::int32_t* packed = packed_.data();
         std::int64_t rest = budget;
         for (std::size_t i = 0; i < count; ++i) {
-            const double exact = weight[i] * rate;
-            const auto whole = static_cast<std::int32_t>(exact);
-            const auto part = static_cast<std::int32_t>((exact - whole) * BUCKETS);
-            bucket[i] = static_cast<std::uint16_t>(part);
-            wholes[i] = whole;
-            rest -= whole;
+            packed[i] = static_cast<std::int32_t>(weight(i) * rate * scale);
+            rest -= packed[i] >> bits;
         }
-        const int last = last_bucket(rest);
-        for (std::size_t i = 0; i < count; ++i) shares[i] = wholes[i] + (bucket[i] > last);
+        const std::int32_t last = last_bucket(rest, mask);
         std::uint32_t* candidate = candidates_.data();
         for (std::size_t i = 0; i < count; ++i) {
+            const std::int32_t bucket = packed[i] & mask;
+            shares[i] = (packed[i] >> bits) + (bucket > last);
             *candidate = static_cast<std::uint32_t>(i);
-            candidate += bucket[i] == last;
+            candidate += bucket == last;
         }
         const auto num_candidates = candidate - candidates_.data();
         if (rest > 0 && rest < num_candidates) order(num_candidates, rest, weight, rate, ties);
@@ -96,17 +100,17 @@ class LargestRemainder {
     }
 
   private:
-    static constexpr int BUCKETS = 4096;
-
     // The bucket of the `rest`-th largest remainder; takes the buckets above it off `rest`.
-    int last_bucket(std::int64_t& rest) const noexcept {
-        if (rest <= 0) return BUCKETS;
-        std::array<std::array<std::int32_t, BUCKETS>, 2> histogram{};
-        for (std::size_t i = 0; i < buckets_.size(); ++i) ++histogram[i % 2][buckets_[i]];
-        int last = BUCKETS - 1;
+    std::int32_t last_bucket(std::int64_t& rest, std::int32_t mask) {
+        if (rest <= 0) return mask + 1;
+        histogram_.assign(2 * (static_cast<std::size_t>(mask) + 1), 0);
+        std::int32_t* histogram = histogram_.data();
+        // Two counts of each bucket: with equal remainders one would wait for itself.
+        for (std::size_t i = 0; i < packed_.size(); ++i)
+            ++histogram[2 * static_cast<std::size_t>(packed_[i] & mask) + i % 2];
+        std::int32_t last = mask;
         for (; last > 0; --last) {
-            const auto size = histogram[0][static_cast<std::size_t>(last)] +
-                              histogram[1][static_cast<std::size_t>(last)];
+            const std::int32_t size = histogram[2 * last] + histogram[2 * last + 1];
             if (size >= rest) break;
             rest -= size;
         }
@@ -114,26 +118,29 @@ class LargestRemainder {
     }
 
     // Puts the `rest` candidates with the largest remainders first, ties by hash.
-    void order(std::int64_t num_candidates, std::int64_t rest, const double* weight, double rate,
+    template <class Weight>
+    void order(std::int64_t num_candidates, std::int64_t rest, const Weight& weight, double rate,
                const std::vector<std::uint64_t>& ties) {
         if (order_equal(num_candidates, rest, weight, ties)) return;
-        const auto begin = candidates_.begin(), end = begin + num_candidates;
         const auto remainder = [&](std::uint32_t i) {
-            const double exact = weight[i] * rate;
+            const double exact = weight(i) * rate;
             return exact - static_cast<std::int32_t>(exact);
         };
-        std::nth_element(begin, begin + rest, end, [&](std::uint32_t i, std::uint32_t j) {
-            const double a = remainder(i), b = remainder(j);
-            if (a != b) return a > b;
-            return ties[i] != ties[j] ? ties[i] < ties[j] : i < j;
-        });
+        const auto begin = candidates_.begin();
+        std::nth_element(begin, begin + rest, begin + num_candidates,
+                         [&](std::uint32_t i, std::uint32_t j) {
+                             const double a = remainder(i), b = remainder(j);
+                             if (a != b) return a > b;
+                             return ties[i] != ties[j] ? ties[i] < ties[j] : i < j;
+                         });
     }
 
     // The same where all their weights are equal, else false. Common: rewards of 0 or 1 leave a third of
     // the prompts in one tie. Hashes are uniform, so only a window about the cut's quantile is ordered.
-    bool order_equal(std::int64_t num_candidates, std::int64_t rest, const double* weight,
+    template <class Weight>
+    bool order_equal(std::int64_t num_candidates, std::int64_t rest, const Weight& weight,
                      const std::vector<std::uint64_t>& ties) {
-        const double first = weight[candidates_[0]];
+        const double first = weight(candidates_[0]);
         const double frac = static_cast<double>(rest) / static_cast<double>(num_candidates);
         chosen_.resize(candidates_.size());
         window_.resize(candidates_.size());
@@ -150,7 +157,7 @@ class LargestRemainder {
                 *chosen = *window = i;
                 chosen += hash < low;
                 window += (hash >= low) & (hash < high);
-                are_equal &= weight[i] == first;
+                are_equal &= weight(i) == first;
             }
             if (!are_equal) return false;
             num_chosen = chosen - chosen_.data();
@@ -166,8 +173,7 @@ class LargestRemainder {
         return true;
     }
 
-    std::vector<std::int32_t> wholes_;
-    std::vector<std::uint16_t> buckets_;
+    std::vector<std::int32_t> packed_, histogram_;
     std::vector<std::uint32_t> candidates_, chosen_, window_;
 };
 
