@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from xrpo_fast.checkpoint import save_checkpoint
-from xrpo_fast.config import dump_config, load_config
+from xrpo_fast.config_file import dump_config, load_config
 from xrpo_fast.evaluate import cons_at_k, main, pass_at_k
 from xrpo_fast.evaluator import Evaluator
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from xrpo_fast.config import Config, ConfigError, load_config
+from xrpo_fast.config import Config, ConfigError
+from xrpo_fast.config_file import load_config
 from xrpo_fast.estimators import cons_at_k, pass_at_k
 from xrpo_fast.train import EXIT_INTERRUPTED, explain, parse_overrides
 
