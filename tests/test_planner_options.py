@@ -161,6 +161,20 @@ def test_history_forgets_and_leaves_out_seeded_rollouts():
     assert "z" not in planner.priors
 
 
+def test_refused_step_leaves_the_history_alone():
+    planner = RolloutPlanner(
+        1, total_rollouts=6, base_rollouts=3, history=True, allocation="greedy", rounds=1
+    )
+    planner.begin_step(["x"], step=0)
+    planner.plan_round()
+    planner.observe([0, 0, 0], [1, 1, 0])
+    with pytest.raises(ValueError, match=r"total_rollouts: expected at least"):
+        planner.begin_step(["x"], step=1, total_rollouts=2)
+    assert planner.priors == {}
+    planner.begin_step(["x"], step=1)
+    assert planner.priors == {"x": (2.5, 1.5)}
+
+
 def test_history_needs_one_base_rollout_where_the_prior_is_sharp():
     planner = RolloutPlanner(
         3, total_rollouts=24, base_rollouts=4, history=True, allocation="greedy"

@@ -122,18 +122,7 @@ class RolloutPlanner:
             raise ValueError(f"confidence: expected 0 < confidence < 1, got {confidence}")
         if not 0 <= exploration <= MAX_REWARD:
             raise ValueError(f"exploration: expected a finite number >= 0, got {exploration}")
-        if history and allocation not in ("greedy", "streaming"):
-            raise ValueError(
-                "allocation: expected 'greedy' or 'streaming' with history=True, "
-                f"got {allocation!r}"
-            )
-        uses_student_t = allocation in ("proportional", "greedy", "streaming") and not history
-        if uses_student_t and isinstance(base_rollouts, int) and base_rollouts < 2:
-            raise ValueError(
-                "base_rollouts: expected at least 2 (the Student-t interval needs a standard "
-                f"deviation), got {base_rollouts}"
-            )
-        _check_integer("base_rollouts", base_rollouts, 1)
+        _check_base(allocation, base_rollouts, history)
         if max_rollouts_per_prompt is not None:
             _check_integer("max_rollouts_per_prompt", max_rollouts_per_prompt, base_rollouts)
         self.allocation: Allocation = allocation
@@ -158,6 +147,7 @@ class RolloutPlanner:
             is_relative=exploration_mode == "relative",
             use_history=history,
         )
+        self._check_budget(num_prompts, total_rollouts)
         self._begin(num_prompts, None, 0, total_rollouts)
 
     def begin_step(
@@ -179,10 +169,11 @@ class RolloutPlanner:
         _check_integer("step", step, 0)
         if total_rollouts is None:
             total_rollouts = self._full_total * len(ids) // self._full_prompts
+        self._check_budget(len(ids), total_rollouts)
         self._fold_history()
         self._begin(len(ids), ids, step, total_rollouts)
 
-    def _begin(self, num_prompts: int, ids: list[str] | None, step: int, total: int) -> None:
+    def _check_budget(self, num_prompts: int, total: int) -> None:
         _check_integer("total_rollouts", total, 1)
         if total > MAX_TOTAL:
             raise ValueError(f"total_rollouts: expected at most {MAX_TOTAL}, got {total}")
@@ -201,6 +192,8 @@ class RolloutPlanner:
                 f"max_rollouts_per_prompt: expected at least total_rollouts / prompts = "
                 f"{math.ceil(total / num_prompts)}, got {cap}"
             )
+
+    def _begin(self, num_prompts: int, ids: list[str] | None, step: int, total: int) -> None:
         self._prompt_ids = ids
         names = self._names(num_prompts) if self._uses_history else []
         prior = [self.priors.get(name, (PRIOR_COUNT, PRIOR_COUNT)) for name in names]
@@ -370,6 +363,19 @@ class RolloutPlanner:
 def _check_integer(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+
+
+def _check_base(allocation: Allocation, base_rollouts: int, history: bool) -> None:
+    if history and allocation not in ("greedy", "streaming"):
+        raise ValueError(
+            f"allocation: expected 'greedy' or 'streaming' with history=True, got {allocation!r}"
+        )
+    _check_integer("base_rollouts", base_rollouts, 1)
+    if base_rollouts < 2 and allocation not in ("uniform", "dapo") and not history:
+        raise ValueError(
+            "base_rollouts: expected at least 2 (the Student-t interval needs a standard "
+            f"deviation), got {base_rollouts}"
+        )
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:
