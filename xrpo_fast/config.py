@@ -26,13 +26,13 @@ class RunConfig(Section):
     """Folder under output_dir; the stem of the config file where empty."""
     output_dir: Path = Path("runs")
     """Where run folders are made."""
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     """Reaches data order, engine (per request) and training."""
-    steps: int = Field(100, ge=1)
+    steps: int = Field(default=100, ge=1)
     """Training steps, one rollout batch each."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the trainer runs; auto takes CUDA where there is one."""
-    threads: int = Field(0, ge=0)
+    threads: int = Field(default=0, ge=0)
     """CPU threads of torch and the kernels; 0 leaves torch's choice."""
 
 
@@ -64,26 +64,26 @@ class DataConfig(Section):
     """Appended to each question after a blank line, e.g. how to give the final answer."""
     system_prompt: str = ""
     """System turn of the chat template."""
-    max_prompt_tokens: int = Field(1024, ge=1)
+    max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longer prompts are dropped at load and counted."""
-    limit: int = Field(0, ge=0)
+    limit: int = Field(default=0, ge=0)
     """Use only the first N training prompts; 0 takes all."""
 
 
 class RolloutConfig(Section):
-    prompts_per_step: int = Field(32, ge=1)
+    prompts_per_step: int = Field(default=32, ge=1)
     """P, prompts in each step."""
-    rollouts_per_prompt: float = Field(8.0, ge=1)
+    rollouts_per_prompt: float = Field(default=8.0, ge=1)
     """Mean over the prompts of a step; P times it is the step's budget."""
-    max_response_tokens: int = Field(1024, ge=1)
+    max_response_tokens: int = Field(default=1024, ge=1)
     """Longer responses are cut and count as truncated."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
     """Divides the logits, in the engine and in the trainer."""
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """auto: vLLM where it is installed, else transformers."""
-    max_concurrent: int = Field(256, ge=1)
+    max_concurrent: int = Field(default=256, ge=1)
     """Rollouts that the engine runs at once (its slots)."""
-    gpu_memory_fraction: float = Field(0.5, gt=0, le=1)
+    gpu_memory_fraction: float = Field(default=0.5, gt=0, le=1)
     """Of the GPU, for vLLM's weights and KV cache."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of vLLM's weights; auto: the trainer's compute dtype."""
@@ -93,15 +93,15 @@ class PlannerConfig(Section):
     allocation: Literal["proportional", "greedy", "streaming", "uniform"] = "proportional"
     """proportional: rounds shared by priority; greedy: one at a time to the largest priority;
     streaming: greedy whenever a slot frees, no barriers; uniform: equal counts, one phase."""
-    base_rollouts: int = Field(0, ge=0)
+    base_rollouts: int = Field(default=0, ge=0)
     """Rollouts of each prompt before the planner decides; 0: half the mean, at least 2."""
-    rounds: int = Field(2, ge=1)
+    rounds: int = Field(default=2, ge=1)
     """Planned rounds after the base."""
-    exploration: float = Field(0.1, ge=0)
+    exploration: float = Field(default=0.1, ge=0)
     """lambda, weight of the exploration bonus."""
-    confidence: float = Field(0.95, gt=0, lt=1)
+    confidence: float = Field(default=0.95, gt=0, lt=1)
     """1 - alpha of the Student-t interval."""
-    max_rollouts_per_prompt: int = Field(0, ge=0)
+    max_rollouts_per_prompt: int = Field(default=0, ge=0)
     """Cap of a prompt in one step; 0: none."""
     std: Literal["sample", "jeffreys", "pooled"] = "sample"
     """Estimate of the rewards' standard deviation."""
@@ -116,21 +116,21 @@ class PlannerConfig(Section):
 class IclConfig(Section):
     enabled: bool = False
     """Seed prompts whose rollouts all failed with worked examples."""
-    num_exemplars: int = Field(2, ge=1)
+    num_exemplars: int = Field(default=2, ge=1)
     """K, worked examples in front of the question."""
     train_prompt: Literal["original", "seeded", "original_shaped", "baseline_only"] = "original"
     """The prompt that seeded rows are trained under."""
     embedder: str = "auto"
     """auto: TF-IDF, no download; else a sentence-transformers id or folder."""
-    min_similarity: float = Field(0.5, ge=-1, le=1)
+    min_similarity: float = Field(default=0.5, ge=-1, le=1)
     """Cosine below which an exemplar is not suitable."""
-    max_similarity: float = Field(0.95, gt=0, le=1)
+    max_similarity: float = Field(default=0.95, gt=0, le=1)
     """Cosine from which an exemplar counts as the same problem (natural-language data)."""
-    max_age_steps: int = Field(200, ge=1)
+    max_age_steps: int = Field(default=200, ge=1)
     """Older exemplars leave the corpus."""
-    max_corpus_mib: float = Field(256.0, gt=0)
+    max_corpus_mib: float = Field(default=256.0, gt=0)
     """Cap of the corpus; the oldest leave first."""
-    max_exemplar_tokens: int = Field(1024, ge=1)
+    max_exemplar_tokens: int = Field(default=1024, ge=1)
     """Longer exemplars are cut: head 60 %, tail 40 %; below 256 tokens they are skipped instead."""
     prompt_states: bool = False
     """Back off from prompts that stay hopeless when seeded: skip epochs, audit, list as suspect."""
@@ -139,9 +139,9 @@ class IclConfig(Section):
 class NoveltyConfig(Section):
     enabled: bool = False
     """Raise the advantage of correct answers that the policy finds unlikely."""
-    weight: float = Field(2.5, ge=0)
+    weight: float = Field(default=2.5, ge=0)
     """Of (1 - eta)."""
-    clip: float = Field(0.5, ge=0)
+    clip: float = Field(default=0.5, ge=0)
     """The bonus is at most this share of the advantage."""
     logprobs: Literal["auto", "sampler"] = "auto"
     """auto: the trainer's old log-probs where the loss needs them anyway, else the sampler's."""
@@ -152,13 +152,13 @@ class NoveltyConfig(Section):
 class LossConfig(Section):
     objective: Literal["grpo", "dr_grpo", "gspo", "gspo_token", "dapo"] = "grpo"
     """The loss; one file each in xrpo_fast/objectives."""
-    clip_low: float = Field(0.2, ge=0, lt=1)
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
     """Ratios below 1 - clip_low are clipped."""
-    clip_high: float = Field(0.2, ge=0)
+    clip_high: float = Field(default=0.2, ge=0)
     """Ratios above 1 + clip_high are clipped."""
-    dual_clip: float = Field(0.0, ge=0)
+    dual_clip: float = Field(default=0.0, ge=0)
     """Bound of the loss of negative advantages, in multiples of abs(A); 0: none."""
-    kl_weight: float = Field(0.0, ge=0)
+    kl_weight: float = Field(default=0.0, ge=0)
     """beta of the k3 penalty towards the initial policy."""
     scale: Literal["group", "batch", "none"] = "group"
     """The standard deviation that advantages are divided by."""
@@ -168,26 +168,26 @@ class LossConfig(Section):
     """tis: weight tokens by min(p_trainer / p_sampler, 2)."""
     truncated: Literal["keep", "mask"] = "keep"
     """mask: truncated rows leave numerator and denominator."""
-    overlong_buffer_tokens: int = Field(0, ge=0)
+    overlong_buffer_tokens: int = Field(default=0, ge=0)
     """Soft penalty from 0 to -1 over the last N tokens before the limit; 0: none."""
 
 
 class OptimConfig(Section):
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
     """Of AdamW, after the warm-up."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Optimizer updates over which the learning rate rises linearly."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """Of AdamW."""
-    beta2: float = Field(0.999, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
     """Of AdamW."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
-    updates_per_step: int = Field(1, ge=1)
+    updates_per_step: int = Field(default=1, ge=1)
     """Optimizer updates per rollout batch, mini-batches cut by prompt."""
-    micro_batch_tokens: int = Field(16384, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Padded tokens in one forward and backward; changes memory and speed, never the loss."""
 
 
@@ -198,11 +198,11 @@ class RewardConfig(Section):
     """Of the functions, in order; empty: 1 each."""
     full_reward: float = 1.0
     """Reward from which a rollout counts as solved."""
-    workers: int = Field(2, ge=0)
+    workers: int = Field(default=2, ge=0)
     """Worker processes; 0 runs cheap trusted functions inline."""
-    timeout_s: float = Field(10.0, gt=0)
+    timeout_s: float = Field(default=10.0, gt=0)
     """Wall-clock bound of one verification; its worker is killed then."""
-    max_error_frac: float = Field(0.05, ge=0, le=1)
+    max_error_frac: float = Field(default=0.05, ge=0, le=1)
     """The run stops when more of the verifications fail to run."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Of the built-in functions, by name, e.g. { math = { answer_format = "any" } }; the keys are
@@ -210,22 +210,22 @@ class RewardConfig(Section):
 
 
 class EvalConfig(Section):
-    every_steps: int = Field(10, ge=0)
+    every_steps: int = Field(default=10, ge=0)
     """0: only before and after training."""
-    samples: int = Field(4, ge=1)
+    samples: int = Field(default=4, ge=1)
     """Rollouts per held-out prompt during training."""
-    final_samples: int = Field(8, ge=1)
+    final_samples: int = Field(default=8, ge=1)
     """Rollouts per held-out prompt before and after training."""
     k: list[PositiveInt] = Field(default_factory=lambda: [1, 4], min_length=1)
     """pass@k and cons@k to report, where there are that many samples."""
-    max_prompts: int = Field(0, ge=0)
+    max_prompts: int = Field(default=0, ge=0)
     """First N prompts of each set; 0: all."""
 
 
 class CheckpointConfig(Section):
-    every_steps: int = Field(50, ge=1)
+    every_steps: int = Field(default=50, ge=1)
     """A checkpoint is also written at the end."""
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Older ones are removed."""
 
 
@@ -234,7 +234,7 @@ class LogConfig(Section):
     """Besides metrics.jsonl, which is always written."""
     rollouts: bool = True
     """Write each step's rollouts as Parquet."""
-    rollout_text: int = Field(8, ge=0)
+    rollout_text: int = Field(default=8, ge=0)
     """Responses per step written as text too; the others as numbers only."""
 
 

@@ -125,8 +125,10 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(old, Mapping)
-        merged[key] = _merge(old, value) if both else value
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -36,7 +36,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -185,7 +185,7 @@ class _TensorBoard:
 class _WandB:
     def __init__(self, run_dir: Path, run_name: str) -> None:
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise ImportError(
                 "log.trackers: expected the package wandb, which is not installed; "

@@ -151,7 +151,7 @@ def load_policy(
             f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
             f"{config.path!r}: {error}"
         ) from None
-    model.to(device)
+    model.to(device)  # pyright: ignore[reportArgumentType]
     turn_dropout_off(model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -108,6 +108,7 @@ class Updater:
                 terms, inputs, scale
             )
             self.sums.add(kl=terms.sum())
+        assert new.entropy is not None
         self.sums.add(
             loss=loss,
             entropy=new.entropy.sum(),

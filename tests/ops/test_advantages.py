@@ -1,6 +1,7 @@
 """group_advantages, xrpo_advantages and sequence_logprobs. P groups, S rows, T tokens, L padded."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -107,7 +108,7 @@ def test_xrpo_matches_the_definition(num_seqs, ddof, scale, backend, device):
     data = ragged(num_seqs, num_seqs)
     tokens = [t.tolist() for t in data["tokens"].double().split(data["lengths"].tolist())]
     starts = data["cu_groups"].tolist()
-    groups = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
+    groups = [list(range(a, b)) for a, b in pairwise(starts)]
     exact = xrpo_by_hand(
         data["rewards"].double().tolist(),
         groups,
@@ -306,7 +307,7 @@ def test_float64_stays_float64(device):
         assert all(column.dtype == torch.float64 for column in result)
         tokens = [t.tolist() for t in data["tokens"].double().split(data["lengths"].tolist())]
         starts = data["cu_groups"].tolist()
-        groups = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
+        groups = [list(range(a, b)) for a, b in pairwise(starts)]
         correct = (rewards >= 1).tolist()
         exact = xrpo_by_hand(rewards.tolist(), groups, tokens, correct, [False] * 50)
         for name, values in exact.items():

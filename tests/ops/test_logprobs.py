@@ -12,7 +12,7 @@ LOGPROB_ATOL, LOGPROB_RTOL = 2e-6, 1e-6
 ENTROPY_ATOL, ENTROPY_RTOL = 1e-5, 1e-5
 GRAD_ATOL, GRAD_RTOL_FP32 = 1e-7, 2e-5
 
-# Shapes: one row and one column, primes, one tile of 4096 -1, 0 and +1 columns, few rows (the row is
+# Shapes: one row and one column, primes, one tile of 4096 -1, 0 and +1 columns, few rows (a row is
 # split over threads or programs) and many. Model vocabularies are in VOCABULARIES.
 SHAPES = [(1, 1), (3, 2), (1, 100), (13, 257), (2, 4095), (5, 4096), (2, 4097), (67, 1009)]
 VOCABULARIES = [32000, 49152, 50257, 128256, 129920, 151936, 152064, 262144]
