@@ -230,7 +230,8 @@ class InplaceBackward(torch.autograd.Function):
         dlogprobs, dentropy, logits, *rest = _gradient(ctx, *grads)
         logits = logits.detach()
         _backward_into(logits, dlogprobs, dentropy, logits, *rest)
-        torch.autograd.graph.increment_version(ctx.saved_tensors[0])
+        # Kernels write behind autograd's back; a detached tensor shares the version counter.
+        torch.autograd.graph.increment_version(logits)
         return (logits, *[None] * 8)
 
 
