@@ -1,4 +1,4 @@
-"""linear_token_logprobs against float64 of the same stored inputs. T rows, V vocabulary, D width."""
+"""linear_token_logprobs against float64 of the same inputs. T rows, V vocabulary, D width."""
 
 import pytest
 import torch

@@ -137,7 +137,7 @@ def test_more_elements_than_int32_counts():
 
 @pytest.mark.slow
 def test_row_offset_beyond_int32():
-    # 4.6 GB of address space behind one bfloat16 row stride; only the pages of two rows are touched.
+    # 4.6 GB of address space behind one bfloat16 row stride; only pages of two rows are touched.
     stride, columns = 1_150_000_000, 151_936
     storage = torch.UntypedStorage(2 * (2 * stride + columns))
     logits = torch.tensor([], dtype=torch.bfloat16).set_(storage, 0, (3, columns), (stride, 1))

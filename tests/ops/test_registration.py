@@ -40,18 +40,76 @@ def arguments(backend: str) -> dict[str, list[tuple]]:
         "token_logprobs": [
             (logits, labels, 0.7, None, None, 9, True, backend, False),
             (logits, labels, 1.0, scale, mask, 8, False, backend, True),
-            (random(2, 3, 9)[:, :2].requires_grad_(), labels.view(2, 2), 1.0, None, None, 9, True, backend, False),
+            (
+                random(2, 3, 9)[:, :2].requires_grad_(),
+                labels.view(2, 2),
+                1.0,
+                None,
+                None,
+                9,
+                True,
+                backend,
+                False,
+            ),
         ],
         "linear_token_logprobs": [
             (hidden, weight, bias, labels, 0.7, None, mask, None, 8, True, 72, backend, False),
-            (hidden, weight, None, labels, 1.0, scale, None, torch.tensor([3, 0]), 9, False, 1 << 20, backend, False),
+            (
+                hidden,
+                weight,
+                None,
+                labels,
+                1.0,
+                scale,
+                None,
+                torch.tensor([3, 0]),
+                9,
+                False,
+                1 << 20,
+                backend,
+                False,
+            ),
         ],
         "sequence_logprobs": [(tokens, torch.tensor([0, 2, 2, 6]), "mean", backend, False)],
         "xrpo_advantages": [
-            (rewards, scores, None, None, None, cu_groups, mask, 1.0, ~mask, 2.5, 0.5, "group", 1, 1e-6, backend, False),
-            (rewards, None, random(6), torch.tensor([0, 1, 1, 4, 6]), None, cu_groups, None, 1.0, None, 2.5, 0.5, "batch", 0, 0.0, backend, True),
+            (
+                rewards,
+                scores,
+                None,
+                None,
+                None,
+                cu_groups,
+                mask,
+                1.0,
+                ~mask,
+                2.5,
+                0.5,
+                "group",
+                1,
+                1e-6,
+                backend,
+                False,
+            ),
+            (
+                rewards,
+                None,
+                random(6),
+                torch.tensor([0, 1, 1, 4, 6]),
+                None,
+                cu_groups,
+                None,
+                1.0,
+                None,
+                2.5,
+                0.5,
+                "batch",
+                0,
+                0.0,
+                backend,
+                True,
+            ),
         ],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("op", list(arguments("torch")))
@@ -270,5 +328,5 @@ def test_inplace_backward_is_refused_under_compile(backend):
         labels = torch.zeros(2, dtype=torch.int64)
         return token_logprobs(logits, labels, inplace_backward=True, backend=backend).logprobs
 
-    with pytest.raises(Exception, match="inplace_backward: expected False under torch.compile"):
+    with pytest.raises(Exception, match=r"inplace_backward: expected False under torch\.compile"):
         torch.compile(run, fullgraph=True, backend="eager")(random(2, 5).requires_grad_())
