@@ -19,7 +19,7 @@ from xrpo_fast.ops.logprobs_op import check_values, row_temperature
 
 
 def _chosen_rows(wanted: Tensor | None, active_rows: Tensor | None) -> Tensor | None:
-    """Rows to compute, (n,) int64; None: all. `wanted` (T,) counts where that needs no sync."""
+    """Rows to compute, (n,) int64; None: all. `wanted` (T,) counts where that is no sync."""
     if wanted is None or wanted.device.type != "cpu":
         return active_rows
     if active_rows is None:
