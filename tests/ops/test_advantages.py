@@ -103,7 +103,9 @@ def assert_rows(result, exact: dict[str, list[float]]) -> None:
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 @pytest.mark.parametrize("ddof", [0, 1], ids=["ddof0", "ddof1"])
-@pytest.mark.parametrize("num_seqs", [1, 7, 64, 257], ids=lambda n: f"S{n}")
+@pytest.mark.parametrize(
+    "num_seqs", [1, 7, 64, pytest.param(257, marks=pytest.mark.large)], ids=lambda n: f"S{n}"
+)
 def test_xrpo_matches_the_definition(num_seqs, ddof, scale, backend, device):
     data = ragged(num_seqs, num_seqs)
     tokens = [t.tolist() for t in data["tokens"].double().split(data["lengths"].tolist())]
