@@ -1,8 +1,8 @@
 """One JSON and one table of a GPU check.
 
-    python benchmarks/gpu_table.py BENCHMARKS.json OUT.json [--tests TESTS.xml]
+    python benchmarks/gpu_table.py BENCHMARKS.json OUT.json [--tests TESTS.xml ...]
 
-Reads what pytest-benchmark wrote for benchmarks/bench_gpu.py (and pytest's JUnit file), writes the
+Reads what pytest-benchmark wrote for benchmarks/bench_gpu.py (and pytest's JUnit files), writes the
 rows with the test counts to OUT.json and prints them: median, ratio to the best rival, GB/s, share
 of the measured copy bandwidth, extra peak memory.
 """
@@ -28,9 +28,9 @@ def read_rows(benchmarks: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["workload"])
 
 
-def count_tests(file: Path) -> dict[str, int]:
-    """Numbers of tests, failures, errors and skips of a JUnit file."""
-    suites = ElementTree.parse(file).getroot().iter("testsuite")
+def count_tests(files: list[Path]) -> dict[str, int]:
+    """Numbers of tests, failures, errors and skips of JUnit files."""
+    suites = [s for file in files for s in ElementTree.parse(file).getroot().iter("testsuite")]
     names = ("tests", "failures", "errors", "skipped")
     totals = dict.fromkeys(names, 0)
     for suite in suites:
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("benchmarks", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tests", type=Path, help="JUnit file of the GPU tests")
+    parser.add_argument("--tests", type=Path, nargs="+", help="JUnit files of the GPU tests")
     options = parser.parse_args()
     rows = read_rows(json.loads(options.benchmarks.read_text()))
     result: dict[str, Any] = {"rows": rows}

@@ -298,8 +298,8 @@ def sequence_logprobs_fwd(
     """
     num_seqs = cu_seqlens.shape[0] - 1
     dtype = torch.float64 if token_logprobs.dtype == torch.float64 else torch.float32
-    scores = token_logprobs.new_empty(num_seqs, dtype=dtype)
-    lengths = token_logprobs.new_empty(num_seqs, dtype=torch.int64)
+    scores = torch.empty(num_seqs, dtype=dtype, device=token_logprobs.device)
+    lengths = torch.empty(num_seqs, dtype=torch.int64, device=token_logprobs.device)
     if num_seqs > 0:
         with device_of(token_logprobs):
             _sequence_logprobs_kernel[(num_seqs,)](

@@ -48,10 +48,9 @@ from xrpo_fast.kernels.tuning import (
     writes_vectors,
 )
 
-# Never specialised: one kernel for all lengths, strides, temperatures and masks, and VEC says
-# what the alignment allows.
+# Never specialised: one kernel whatever the lengths, strides and masks. VEC says what is aligned.
 _SCALARS = ["logits_stride", "out_stride", "vocab_size", "num_columns", "num_segments"]
-_SCALARS += ["temperature", "temperature_stride", "has_temperatures", "has_mask"]
+_SCALARS += ["temperature", "temperature_stride", "is_tensor", "has_mask"]
 _POINTERS = ["labels_ptr", "temperature_ptr", "mask_ptr", "logprobs_ptr", "entropy_ptr"]
 _POINTERS += ["row_max_ptr", "row_sum_ptr", "dlogprobs_ptr", "dentropy_ptr", "partials_ptr"]
 _POINTERS += ["logits_ptr", "dlogits_ptr"]
@@ -82,9 +81,12 @@ def _segment_stats(
         lane_max, lane_sum, lane_dev = add_tile(
             x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
         )
-    if full_stop < stop:
-        x = load_tail(row_ptr, full_stop + offs, stop, VEC)
-        x = tl.where(full_stop + offs == label, MINUS_INF, x)
+    # 8 columns per thread at a time: the masks of a whole tile would spill registers.
+    tail_rows: tl.constexpr = 8 // VEC
+    for base in range(full_stop, stop, tail_rows * LANES * VEC):
+        offs_v = base + tile_offsets(tail_rows, LANES, VEC)
+        x = load_tail(row_ptr, offs_v, stop, VEC)
+        x = tl.where(offs_v == label, MINUS_INF, x)
         lane_max, lane_sum, lane_dev = add_tile(
             x, lane_max, lane_sum, lane_dev, scale, LANES, VEC, WITH_ENTROPY
         )
@@ -128,7 +130,7 @@ def _skip_row(
 def _token_logprobs_fwd_kernel(
     logits_ptr, labels_ptr, temperature_ptr, mask_ptr, partials_ptr, logprobs_ptr, entropy_ptr,
     row_max_ptr, row_sum_ptr, logits_stride, vocab_size, num_segments, temperature,
-    temperature_stride, has_temperatures, has_mask,
+    temperature_stride, is_tensor, has_mask,
     SPLIT: tl.constexpr, WITH_ENTROPY: tl.constexpr, VEC: tl.constexpr,
     TILE_ROWS: tl.constexpr, LANES: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
@@ -137,9 +139,7 @@ def _token_logprobs_fwd_kernel(
     row = pid // num_segments if SPLIT else pid
     scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
-        value = row_temperature(
-            temperature_ptr, temperature, temperature_stride, has_temperatures, row
-        )
+        value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
         scale = LOG2_E / value
         row_ptr = row_start(logits_ptr, row, logits_stride, VEC)
         if SPLIT:
@@ -173,26 +173,22 @@ def _token_logprobs_fwd_kernel(
 def _token_logprobs_merge_kernel(
     logits_ptr, labels_ptr, temperature_ptr, mask_ptr, partials_ptr, logprobs_ptr, entropy_ptr,
     row_max_ptr, row_sum_ptr, logits_stride, vocab_size, num_segments, temperature,
-    temperature_stride, has_temperatures, has_mask,
+    temperature_stride, is_tensor, has_mask,
     WITH_ENTROPY: tl.constexpr,
 ):
     """A program per row: merges its segments in the order of the kernel that reads whole rows."""
     row = tl.program_id(0)
     scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
-        value = row_temperature(
-            temperature_ptr, temperature, temperature_stride, has_temperatures, row
-        )
+        value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
         scale = LOG2_E / value
         label_logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + label).to(tl.float32)
         row_max, row_sum, row_dev = empty_stats()
         for segment in range(num_segments):
             partial_ptr = partials_ptr + (row * num_segments + segment) * 3
-            next_max = tl.load(partial_ptr).to(tl.float32)
-            next_sum = tl.load(partial_ptr + 1)
-            next_dev = tl.load(partial_ptr + 2)
             row_max, row_sum, row_dev = merge(
-                row_max, row_sum, row_dev, next_max, next_sum, next_dev, scale
+                row_max, row_sum, row_dev, tl.load(partial_ptr).to(tl.float32),
+                tl.load(partial_ptr + 1), tl.load(partial_ptr + 2), scale,
             )
         _finish_row(
             row, row_max, row_sum, row_dev, label_logit, value, scale, logprobs_ptr, entropy_ptr,
@@ -230,7 +226,6 @@ def _segment_gradient(
         x = tl.load(row_ptr + (base + offs)).to(tl.float32)
         dx = _tile_gradient(x, row_max, scale, inv_temperature, gain, slope, mean_z, HAS_DENTROPY)
         tl.store(out_row_ptr + (base + offs), dx.to(out_row_ptr.dtype.element_ty))
-    # 8 columns per thread at a time: masks of a whole tile would double the kernel's registers.
     tail_rows: tl.constexpr = 8 // VEC
     for base in range(full_stop, stop, tail_rows * LANES * VEC):
         offs_v = base + tile_offsets(tail_rows, LANES, VEC)
@@ -244,7 +239,7 @@ def _segment_gradient(
 def _token_logprobs_bwd_kernel(
     dlogprobs_ptr, dentropy_ptr, logits_ptr, labels_ptr, temperature_ptr, mask_ptr, row_max_ptr,
     row_sum_ptr, entropy_ptr, dlogits_ptr, logits_stride, out_stride, vocab_size, num_columns,
-    num_segments, temperature, temperature_stride, has_temperatures, has_mask,
+    num_segments, temperature, temperature_stride, is_tensor, has_mask,
     HAS_DENTROPY: tl.constexpr, VEC: tl.constexpr, TILE_ROWS: tl.constexpr,
     LANES: tl.constexpr, SEGMENT_TILES: tl.constexpr,
 ):
@@ -262,9 +257,7 @@ def _token_logprobs_bwd_kernel(
     if HAS_DENTROPY:
         dentropy = tl.load(dentropy_ptr + row).to(tl.float64)
     if (label >= 0) & ((dlogprob != 0.0) | (dentropy != 0.0)):
-        value = row_temperature(
-            temperature_ptr, temperature, temperature_stride, has_temperatures, row
-        )
+        value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
         scale = LOG2_E / value
         inv_temperature = 1.0 / value
         row_max = tl.load(row_max_ptr + row)
@@ -308,7 +301,7 @@ def _token_logprobs_bwd_kernel(
 def _row_arguments(
     temperature: float | Tensor, mask: Tensor | None, stand_in: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[float, int, int, int]]:
-    """(temperature_ptr, mask_ptr), (temperature, temperature_stride, has_temperatures, has_mask).
+    """(temperature_ptr, mask_ptr), (temperature, temperature_stride, is_tensor, has_mask).
 
     `stand_in` (float32) takes the place of what is absent, never read: one signature, one kernel.
     """
@@ -333,15 +326,18 @@ def token_logprobs_fwd(
     temperature a float or (T,) or (1,) float32; mask (T,) bool. One launch; two where rows are few.
     """
     num_rows = logits.shape[0]
-    logprobs, row_max = (logits.new_empty(num_rows, dtype=torch.float32) for _ in range(2))
-    row_sum = logits.new_empty(num_rows, dtype=torch.float64)
-    entropy = logits.new_empty(num_rows if return_entropy else 0, dtype=torch.float32)
+    float32, float64 = (
+        {"dtype": d, "device": logits.device} for d in (torch.float32, torch.float64)
+    )
+    logprobs, row_max = torch.empty(num_rows, **float32), torch.empty(num_rows, **float32)
+    entropy = torch.empty(num_rows if return_entropy else 0, **float32)
+    row_sum = torch.empty(num_rows, **float64)
     if num_rows == 0:
         return logprobs, entropy, row_max, row_sum
     tile = vocab_tile(vocab_size, logits.dtype, reads_vectors(logits, vocab_size))
     num_segments = triton.cdiv(vocab_size, tile.segment_columns)
     splits = splits_rows(num_rows, num_segments, logits.device)
-    partials = logits.new_empty((num_rows, num_segments, 3) if splits else 0, dtype=torch.float64)
+    partials = row_sum.new_empty((num_rows, num_segments, 3) if splits else 0)
     pointers, options = _row_arguments(temperature, mask, row_max)
     arguments = (
         *(logits, labels, *pointers, partials, logprobs, entropy, row_max, row_sum),

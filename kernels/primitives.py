@@ -34,10 +34,10 @@ def usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size):
 
 
 @triton.jit
-def row_temperature(temperature_ptr, temperature, temperature_stride, has_temperatures, row):
+def row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row):
     """float32 temperature of a row: the scalar, or one of a tensor."""
     value = temperature
-    if has_temperatures:
+    if is_tensor:
         value = tl.load(temperature_ptr + row * temperature_stride)
     return value
 

@@ -56,12 +56,16 @@ def test_one_json_holds_rows_and_test_counts(tmp_path):
     tests.write_text('<r><testsuite tests="5" failures="1" errors="0" skipped="2"/></r>')
     command = [sys.executable, "benchmarks/gpu_table.py", str(benchmarks), str(out)]
     done = subprocess.run(
-        [*command, "--tests", str(tests)], cwd=ROOT, check=True, capture_output=True, text=True
+        [*command, "--tests", str(tests), str(tests)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     result = json.loads(out.read_text())
-    assert result["tests"] == {"tests": 5, "failures": 1, "errors": 0, "skipped": 2}
+    assert result["tests"] == {"tests": 10, "failures": 2, "errors": 0, "skipped": 4}
     assert [row["provider"] for row in result["rows"]] == ["ours"]
-    assert done.stdout.splitlines()[-1] == "5 tests, 1 failures, 0 errors, 2 skipped"
+    assert done.stdout.splitlines()[-1] == "10 tests, 2 failures, 0 errors, 4 skipped"
 
 
 def test_without_a_gpu_the_script_says_so(tmp_path):
