@@ -1,4 +1,4 @@
-"""CPU: advantages of ragged groups against a loop over rows and vectorised torch (GPU: bench_gpu.py).
+"""CPU: advantages of ragged groups against a loop over rows and torch (GPU: bench_gpu.py).
 
     pytest benchmarks/bench_advantages.py --benchmark-only
 

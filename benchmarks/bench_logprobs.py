@@ -3,8 +3,8 @@
     pytest benchmarks/bench_logprobs.py --benchmark-only
 
 Workloads: forward, and forward + backward, of N x V logits; from hidden states through an LM head.
-Bytes: the logits once for the forward, three times with the backward (read, read, write). Values are
-checked against float64 before they are timed; `error` is the largest in nats.
+Bytes: the logits once for the forward, three times with the backward (read, read, write). Values
+are checked against float64 before they are timed; `error` is the largest in nats.
 """
 
 import importlib.util
@@ -67,7 +67,14 @@ def provider_of(name: str) -> Provider:
     return plain[name]
 
 
-PROVIDERS = ["ours", "ours + entropy", "eager", "torch.compile", "cross_entropy", "trl selective_log_softmax"]  # fmt: skip
+PROVIDERS = [
+    "ours",
+    "ours + entropy",
+    "eager",
+    "torch.compile",
+    "cross_entropy",
+    "trl selective_log_softmax",
+]
 
 
 @pytest.fixture(params=DTYPES, scope="module")

@@ -108,7 +108,7 @@ def pytest_terminal_summary(
         terminalreporter.write_line("  ".join(cells))
     info = rows[0].extra_info
     terminalreporter.write_line(
-        f"rival/it: median of the fastest other provider of error <= {MAX_RIVAL_ERROR} over this one; "
+        f"rival/it: median of the fastest rival of error <= {MAX_RIVAL_ERROR} over this one; "
         f"read: {info['read_gb_per_s']:.1f} GB/s, sum of float32; {info['threads']} threads, "
         f"torch {info['torch']}"
     )
