@@ -27,10 +27,10 @@ import triton.language as tl
 from torch import Tensor
 
 from xrpo_fast.kernels.primitives import (
-    LOG2_E,
     MINUS_INF,
     add_tile,
     empty_stats,
+    exp2_scale,
     load_tail,
     merge,
     reduce_lanes,
@@ -140,7 +140,7 @@ def _token_logprobs_fwd_kernel(
     scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
         value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
-        scale = LOG2_E / value
+        scale = exp2_scale(value)
         row_ptr = row_start(logits_ptr, row, logits_stride, VEC)
         if SPLIT:
             row_max, row_sum, row_dev = _segment_stats(
@@ -181,7 +181,7 @@ def _token_logprobs_merge_kernel(
     scored, label = usable_label(labels_ptr, mask_ptr, row, has_mask, vocab_size)
     if label >= 0:
         value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
-        scale = LOG2_E / value
+        scale = exp2_scale(value)
         label_logit = tl.load(logits_ptr + row.to(tl.int64) * logits_stride + label).to(tl.float32)
         row_max, row_sum, row_dev = empty_stats()
         for segment in range(num_segments):
@@ -258,7 +258,7 @@ def _token_logprobs_bwd_kernel(
         dentropy = tl.load(dentropy_ptr + row).to(tl.float64)
     if (label >= 0) & ((dlogprob != 0.0) | (dentropy != 0.0)):
         value = row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor, row)
-        scale = LOG2_E / value
+        scale = exp2_scale(value)
         inv_temperature = 1.0 / value
         row_max = tl.load(row_max_ptr + row)
         row_sum = tl.load(row_sum_ptr + row)

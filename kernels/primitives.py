@@ -43,6 +43,12 @@ def row_temperature(temperature_ptr, temperature, temperature_stride, is_tensor,
 
 
 @triton.jit
+def exp2_scale(temperature):
+    """float32 log2(e) / temperature, by a float64 division: GPUs divide float32 to 2 ulp."""
+    return (1.0 / temperature.to(tl.float64) * LOG2_E).to(tl.float32)
+
+
+@triton.jit
 def finite_or_zero(maximum):
     """A maximum that can be subtracted: 0 for -inf, whose terms are all exp(-inf) = 0 anyway."""
     return tl.where(maximum == MINUS_INF, 0.0, maximum)
