@@ -93,7 +93,7 @@ def test_denominators_count_rows_that_are_left_out():
         (make_row(advantage=0.0), True, True),
         (make_row(response=0), True, False),
         (make_row(weight=0.0), True, False),
-        (make_row(advantage=0.0, token_advantages=np.ones(3, np.float32)), False, True),
+        (make_row(advantage=1.0, is_trained=False), True, False),
     ],
     ids=["plain", "zero-advantage", "zero-advantage-kl", "empty", "weightless", "tree"],
 )
@@ -163,7 +163,7 @@ def test_optional_fields():
     old = np.array([-1.0, -2.0, -3.0], np.float32)
     rows = [
         make_row(0, old_logprobs=old, sampler_logprobs=old, is_shaped=True),
-        make_row(1, old_logprobs=old - 1, token_advantages=np.array([1, 2, 3], np.float32)),
+        make_row(1, old_logprobs=old - 1, advantage=2.0),
     ]
     batch = collate(rows, pad_token_id=0, device=torch.device("cpu"))
     assert batch.old_logprobs is not None
@@ -172,7 +172,7 @@ def test_optional_fields():
     assert batch.sampler_logprobs[:3].tolist() == [-1, -2, -3]
     assert batch.sampler_logprobs[3:].isnan().all(), "no sampler log-probs under a swapped prompt"
     assert batch.is_shaped.tolist() == [True] * 3 + [False] * 3
-    assert batch.advantages.tolist() == [1, 1, 1, 1, 2, 3]
+    assert batch.advantages.tolist() == [1, 1, 1, 2, 2, 2]
     assert batch.reference_logprobs is None
     plain = collate([make_row()], pad_token_id=0, device=torch.device("cpu"))
     assert plain.old_logprobs is None

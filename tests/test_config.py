@@ -71,7 +71,7 @@ def test_dump_round_trips(write, algorithm):
         f'algorithm = "{algorithm}"\n'
         '[run]\nname = "a \\"quoted\\" name"\noutput_dir = "some where"\n'
         '[data]\neval = {aime = "aime.jsonl"}\ncolumns = {prompt = "question"}\n'
-        '[reward]\nfunctions = ["exact", "math"]\nweights = [0.5, 1.0]\n'
+        '[reward]\nfunctions = ["exact", "math"]\nweights = [0.5, 1.0]\nfull_reward = 1.5\n'
     )
     config = load_config(path)
     assert load_config(write(dump_config(config), "again.toml")) == config
@@ -120,7 +120,7 @@ def test_override_lists_booleans_and_plain_words(write):
         ({"loss": {"temperature": 1}}, "did you mean rollout.temperature?"),
         ({"learning_rate": 1}, "learning_rate: unknown key at the top level; did you mean "
          "optim.learning_rate?"),
-        ({"loss": {"zzzzqq": 1}}, "loss.zzzzqq: unknown key in section [loss]; see the README"),
+        ({"loss": {"zzzzqq": 1}}, "loss.zzzzqq: unknown key in section [loss]; xrpo_fast/config"),
     ],
     ids=["typo", "one-letter", "wrong-section", "no-section", "nothing-near"],
 )  # fmt: skip
@@ -171,7 +171,11 @@ def test_no_translation_shadows_a_key_of_ours_elsewhere():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("rollout.temperature", 0, "rollout.temperature: expected greater than 0, got 0"),
+        (
+            "rollout.temperature",
+            0,
+            "rollout.temperature: expected greater than or equal to 0.01, got 0",
+        ),
         ("rollout.prompts_per_step", 0, "rollout.prompts_per_step: expected greater than or equal"),
         ("planner.confidence", 1, "planner.confidence: expected less than 1, got 1"),
         ("optim.learning_rate", "fast", "optim.learning_rate: expected a valid number"),
@@ -280,3 +284,20 @@ def test_every_key_is_documented_and_sections_stay_small():
             assert len(model.model_fields) <= 12, section
             for key, inner in model.model_fields.items():
                 assert inner.description, f"{section}.{key} has no line on its effect"
+
+
+def test_another_objective_brings_its_own_clip_and_scale(write):
+    config = load_config(write(""), [("loss.objective", "dr_grpo")])
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.scale) == (0.2, 0.2, "none")
+    kept = load_config(write("[loss]\nobjective = 'grpo'\nclip_low = 0.1\n"))
+    assert (kept.loss.clip_low, kept.loss.clip_high) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("name", ["7", "2024-01-01", "5 # hi", "true"])
+def test_text_on_the_command_line_stays_text(write, name):
+    assert load_config(write(""), [("run.name", name)]).run.name == name
+
+
+def test_several_rewards_need_their_full_reward():
+    with pytest.raises(ConfigError, match=r"reward.full_reward: expected to be set"):
+        make_config({"reward": {"functions": ["math", "exact"]}})

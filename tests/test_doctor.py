@@ -57,13 +57,13 @@ def test_duplicates_of_an_easy_task_are_no_oddity():
 def test_disagreement_beyond_rounding_stops_the_run(dtype, gap, is_stopped):
     metrics = {"mismatch/logprob_abs_mean": gap}
     if not is_stopped:
-        check_agreement(metrics, dtype, 3)
+        check_agreement(metrics, [dtype], 3)
         return
     with pytest.raises(
         MismatchError, match=r"step 3: expected sampler and trainer .*got (0\.06|nan)"
     ):
-        check_agreement(metrics, dtype, 3)
+        check_agreement(metrics, [dtype], 3)
 
 
 def test_a_step_that_measured_nothing_is_no_disagreement():
-    check_agreement({}, torch.float32, 1)
+    check_agreement({}, [torch.float32], 1)

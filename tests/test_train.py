@@ -86,6 +86,39 @@ def test_reused_run_name_is_an_error_and_nothing_is_lost(
     assert (tmp_path / "quickstart" / "metrics.jsonl").read_text() == before
 
 
+def test_overwrite_with_a_typo_loses_nothing(tmp_path: Path) -> None:
+    assert main(small_arguments(tmp_path, run__steps="1")) == 0
+    wrong = small_arguments(tmp_path, "--overwrite", data__train="/nowhere.jsonl")
+    assert main(wrong) == 2
+    assert (tmp_path / "quickstart" / "checkpoints" / "step_1" / "COMPLETE").exists()
+    assert main(small_arguments(tmp_path, "--overwrite", run__steps="1")) == 0
+
+
+def test_traceback_of_a_failure_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("xrpo_fast.session.write_rollouts", fail)
+    assert main(small_arguments(tmp_path, run__steps="1")) == 1
+    assert "KeyError: 'lost'" in capsys.readouterr().err
+    assert "Traceback" in (tmp_path / "quickstart" / "log.txt").read_text()
+
+
+def test_gradient_that_is_not_finite_stops_the_run_unsaved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *a, **k: torch.tensor(float("nan"))
+    )
+    assert main(small_arguments(tmp_path, run__steps="2", checkpoint__every_steps="1")) == 1
+    assert "expected a finite grad_norm" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "quickstart" / "checkpoints").exists()
+
+
 def test_resume_without_a_checkpoint_fails_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,10 +161,16 @@ def test_dry_run_checks_and_trains_nothing(
         ({"data__train": "/nowhere.jsonl"}, "/nowhere.jsonl"),
         ({"optim__lr": "1e-3"}, "here it is called optim.learning_rate"),
         ({"rollout__rolouts_per_prompt": "4"}, "did you mean rollout.rollouts_per_prompt"),
-        ({"rollout__temperature": "-1"}, "rollout.temperature: expected greater than 0, got -1"),
+        (
+            {"rollout__temperature": "-1"},
+            "rollout.temperature: expected greater than or equal to 0.01, got -1",
+        ),
         ({"rollout__max_response_tokens": "9999"}, "the model holds 256 tokens"),
         ({"planner__base_rollouts": "50"}, "planner.base_rollouts: expected at most"),
         ({"planner__allocation": "streaming"}, "streaming"),
+        ({"planner__allocation": "uniform"}, "icl.enabled: expected a planner.allocation"),
+        ({"planner__max_rollouts_per_prompt": "1"}, "planner.max_rollouts_per_prompt"),
+        ({"eval__k": "[64]"}, "eval.k: expected at most eval.final_samples"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -140,6 +179,7 @@ def test_unusable_configuration_exits_2(
 ) -> None:
     assert main(small_arguments(tmp_path, **changes)) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+    assert not any(tmp_path.iterdir()), "a failed start takes no run name"
 
 
 def test_ctrl_c_saves_a_checkpoint_and_exits_130(tmp_path: Path) -> None:

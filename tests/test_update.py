@@ -220,7 +220,7 @@ def test_learning_rate_rises_linearly_and_stays(build_policy):
     )
     rates = []
     for _ in range(6):
-        rates.append(updater.learning_rate)
+        rates.append(updater.learning_rate(updater.num_updates))
         (batch,) = cut_mini_batches(ragged_rows(), 4, 1, keep_all=False)
         updater.apply(batch)
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])

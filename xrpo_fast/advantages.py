@@ -117,7 +117,7 @@ def fill_advantages(
         if is_left_out or np.isnan(rewards[i]):
             row.token_weight = 0.0
         if rollout.is_seeded and not _trains(rollout, icl.train_prompt):
-            row.advantage = 0.0
+            row.advantage, row.is_trained = 0.0, False
 
 
 def _trains(seeded: Rollout, train_prompt: str) -> bool:

@@ -3,6 +3,8 @@
 Reward workers start before torch has threads; the engine comes after the model that it serves.
 """
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +28,14 @@ from xrpo_fast.metrics import Clock, DeviceSums
 from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.policy import ModelError, Policy, load_policy, model_path
 from xrpo_fast.rewards import Verifier
-from xrpo_fast.rollouts import make_engine
+from xrpo_fast.rollouts import choose_engine, make_engine
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
 from xrpo_fast.trainer import Trainer
 from xrpo_fast.types import Engine, Prompt, Sampling
 from xrpo_fast.update import Updater
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,6 +62,14 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
         ConfigError, DataError, ModelError: something cannot be used; the message names it.
     """
     verifier = start_verifier(config)
+    try:
+        return _assemble(config, verifier, checkpoint)
+    except BaseException:
+        verifier.close()
+        raise
+
+
+def _assemble(config: Config, verifier: Verifier, checkpoint: Path | None) -> Parts:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
@@ -73,14 +85,11 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     eval_sets = load_eval_sets(config, template)
     report_data(prompts, eval_sets)
     clock, sums = Clock(), DeviceSums()
-    max_model_len = model_length(config, policy, [prompts.prompts, *eval_sets.values()])
-    engine = start_engine(config, policy, checkpoint, max_model_len)
-    if config.planner.allocation == "streaming" and not engine.is_streaming:
-        engine.close()
-        raise ConfigError(
-            'planner.allocation: expected "proportional" or "greedy" with the transformers engine, '
-            'which runs whole batches, got "streaming"; use rollout.engine = "vllm"'
-        )
+    max_model_len = model_length(
+        config, position_limit(policy.model.config), [prompts.prompts, *eval_sets.values()]
+    )
+    check_streaming(config)
+    reference = load_reference(config, policy, device)
     sampler = PromptSampler(len(prompts), config.run.seed)
     planner = make_planner(config, len(prompts))
     store, states = make_exemplars(config, prompts, eval_sets)
@@ -97,6 +106,8 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
         else None
     )
     decode = make_decode(config, policy)
+    # Last, since nothing after it can fail and leave it running.
+    engine = start_engine(config, policy, checkpoint, max_model_len)
     limits: dict[str, Any] = {
         "seed": config.run.seed,
         "max_response_tokens": config.rollout.max_response_tokens,
@@ -123,7 +134,7 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
         states=states,
         updater=Updater(
             policy=policy,
-            reference=load_reference(config, policy, device),
+            reference=reference,
             loss=config.loss,
             optim=config.optim,
             max_response_tokens=config.rollout.max_response_tokens,
@@ -162,12 +173,26 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def model_length(config: Config, policy: Policy, sets: list[list[Prompt]]) -> int:
+def check_streaming(config: Config) -> None:
+    """Streaming allocation refills slots while others run, which only vLLM can."""
+    is_streaming = config.planner.allocation == "streaming"
+    if is_streaming and choose_engine(config.rollout.engine) == "transformers":
+        raise ConfigError(
+            'planner.allocation: expected "proportional" or "greedy" with the transformers '
+            'engine, which runs whole batches, got "streaming"; use rollout.engine = "vllm"'
+        )
+
+
+def position_limit(model_config: Any) -> int:
+    """Tokens that the model can take; some configurations state no limit."""
+    return getattr(model_config, "max_position_embeddings", None) or sys.maxsize
+
+
+def model_length(config: Config, limit: int, sets: list[list[Prompt]]) -> int:
     """Tokens of prompt and response that the engine must hold: the longest prompt, worked examples
     in front of it, and a full response; within what the model can take."""
     longest_prompt = max(len(prompt.token_ids) for prompts in sets for prompt in prompts)
     needed = longest_prompt + config.rollout.max_response_tokens
-    limit = policy.model.config.max_position_embeddings
     if needed > limit:
         raise ConfigError(
             f"rollout.max_response_tokens: expected at most {limit - longest_prompt} (the model "
@@ -207,8 +232,21 @@ def engine_dtype(config: Config, policy: Policy) -> torch.dtype:
 
 
 def make_planner(config: Config, num_prompts: int) -> RolloutPlanner:
-    planner, rollout = config.planner, config.rollout
+    rollout = config.rollout
     per_step = min(rollout.prompts_per_step, num_prompts)
+    if per_step < rollout.prompts_per_step:
+        logger.warning(
+            f"rollout.prompts_per_step is {rollout.prompts_per_step}, but the data set has "
+            f"{num_prompts} prompts: each step takes them all"
+        )
+    try:
+        return _make_planner(config, per_step)
+    except ValueError as error:
+        raise ConfigError(f"planner.{error}") from error
+
+
+def _make_planner(config: Config, per_step: int) -> RolloutPlanner:
+    planner, rollout = config.planner, config.rollout
     return RolloutPlanner(
         per_step,
         total_rollouts=round(per_step * rollout.rollouts_per_prompt),

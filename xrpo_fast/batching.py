@@ -41,10 +41,9 @@ def cut_mini_batches(
 
 def carries_gradient(row: TrainingRow, keep_all: bool) -> bool:
     """False for empty, weightless and zero-advantage rows: their gradient is exactly zero."""
-    if not row.response_ids or row.token_weight == 0:
+    if not row.response_ids or row.token_weight == 0 or not row.is_trained:
         return False
-    has_signal = row.advantage != 0 or row.token_advantages is not None
-    return keep_all or has_signal
+    return keep_all or row.advantage != 0
 
 
 def cut_micro_batches(rows: Sequence[TrainingRow], max_padded_tokens: int) -> list[list[int]]:
@@ -90,12 +89,6 @@ def collate(rows: Sequence[TrainingRow], *, pad_token_id: int, device: torch.dev
     def to_device(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    advantages = [
-        np.full(count, row.advantage, np.float32)
-        if row.token_advantages is None
-        else row.token_advantages
-        for row, count in zip(rows, counts, strict=True)
-    ]
     sampler = packed([row.sampler_logprobs for row in rows])
     shaped = np.repeat(np.array([row.is_shaped for row in rows]), counts)
     return MicroBatch(
@@ -106,7 +99,9 @@ def collate(rows: Sequence[TrainingRow], *, pad_token_id: int, device: torch.dev
         row_index=to_device(row_index),
         lengths=to_device(counts.astype(np.float32)),
         row_weights=to_device(np.array([row.token_weight for row in rows], dtype=np.float32)),
-        advantages=to_device(np.concatenate(advantages)),
+        advantages=to_device(
+            np.repeat(np.array([row.advantage for row in rows], dtype=np.float32), counts)
+        ),
         old_logprobs=packed([row.old_logprobs for row in rows]),
         sampler_logprobs=sampler
         if sampler is not None

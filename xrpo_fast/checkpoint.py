@@ -32,7 +32,7 @@ def save_checkpoint(
 
     Args:
         policy: has save(folder), writing model and tokenizer in Hugging Face format.
-        state: JSON values: step, data position, planner, corpus, prompt states, eval curve.
+        state: JSON values: step, data position, planner, corpus, prompt states.
     Raises:
         CheckpointError: the disk is full or not writable; earlier checkpoints stand.
     """

@@ -77,7 +77,7 @@ class RolloutConfig(Section):
     """Mean over the prompts of a step; P times it is the step's budget."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longer responses are cut and count as truncated."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0.01)
     """Divides the logits, in the engine and in the trainer."""
     engine: Literal["auto", "transformers", "vllm"] = "auto"
     """auto: vLLM where it is installed, else transformers."""
@@ -122,7 +122,7 @@ class IclConfig(Section):
     """The prompt that seeded rows are trained under."""
     embedder: str = "auto"
     """auto: TF-IDF, no download; else a sentence-transformers id or folder."""
-    min_similarity: float = Field(default=0.5, ge=-1, le=1)
+    min_similarity: float = Field(default=0.5, gt=0, le=1)
     """Cosine below which an exemplar is not suitable."""
     max_similarity: float = Field(default=0.95, gt=0, le=1)
     """Cosine from which an exemplar counts as the same problem (natural-language data)."""
@@ -279,6 +279,27 @@ class Config(Section):
             raise ValueError(
                 "planner.base_rollouts: expected at least 2 (the Student-t interval needs a "
                 f"standard deviation), got {self.base_rollouts}"
+            )
+        if self.icl.enabled and self.planner.allocation == "uniform":
+            raise ValueError(
+                "icl.enabled: expected a planner.allocation with rounds after the base (only they "
+                'are seeded), got "uniform"; set icl.enabled = false, or a large '
+                "planner.exploration for a nearly equal plan in rounds"
+            )
+        if self.icl.min_similarity >= self.icl.max_similarity:
+            raise ValueError(
+                f"icl.min_similarity: expected less than icl.max_similarity = "
+                f"{self.icl.max_similarity:g}, got {self.icl.min_similarity:g}"
+            )
+        if max(self.eval.k) > self.eval.final_samples:
+            raise ValueError(
+                f"eval.k: expected at most eval.final_samples = {self.eval.final_samples}, got "
+                f"{max(self.eval.k)}"
+            )
+        if len(self.reward.functions) > 1 and "full_reward" not in self.reward.model_fields_set:
+            raise ValueError(
+                "reward.full_reward: expected to be set with more than one reward function, since "
+                "their sum decides what counts as solved"
             )
         if self.reward.weights and len(self.reward.weights) != len(self.reward.functions):
             raise ValueError(

@@ -96,7 +96,7 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"config: expected a TOML file, got {path}: {error}") from None
     for key, text in overrides:
-        _set(values, key, _parse(text))
+        _set(values, key, _parse(key, text))
     if not _get(values, "run.name"):
         _set(values, "run.name", path.stem)
     return make_config(values)
@@ -108,8 +108,13 @@ def make_config(values: Mapping[str, Any]) -> Config:
     known = Algorithm.__args__
     if algorithm not in known:
         raise ConfigError(f"algorithm: expected one of {', '.join(known)}, got {algorithm!r}")
+    preset = preset_values(algorithm)
+    objective = _get(values, "loss.objective")
+    if objective in known:
+        # Another objective brings its own clip and scale along.
+        preset = _merge(preset, {"loss": preset_values(objective)["loss"]})
     try:
-        return Config.model_validate(_merge(preset_values(algorithm), values))
+        return Config.model_validate(_merge(preset, values))
     except ValidationError as error:
         raise ConfigError("\n".join(_message(item) for item in error.errors())) from None
 
@@ -132,8 +137,13 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _parse(text: str) -> Any:
-    """A command-line value as TOML would read it; what is not TOML is a string."""
+def _parse(key: str, text: str) -> Any:
+    """A command-line value as TOML would read it; texts and paths as they are."""
+    section, _, last = key.rpartition(".")
+    model = Config.model_fields[section].annotation if section in Config.model_fields else Config
+    field = model.model_fields.get(last) if isinstance(model, type) else None
+    if field is not None and field.annotation in (str, Path) and text[:1] not in ("'", '"'):
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -188,5 +198,5 @@ def _unknown_key_message(key: str) -> str:
     same_name = [name for name in valid if name.rpartition(".")[2] == last]
     close = same_name or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     close = close or difflib.get_close_matches(last, [v.rpartition(".")[2] for v in valid], n=1)
-    cure = f"did you mean {close[0]}?" if close else "see the README for the list of keys"
+    cure = f"did you mean {close[0]}?" if close else "xrpo_fast/config.py lists the keys"
     return f"{key}: unknown key {where}; {cure}"

@@ -4,12 +4,13 @@ One finding stops the run: sampler and trainer disagree about log-probs, because
 does not have the weights that are trained and every number that follows is wrong.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 
 MAX_MEAN_GAP_NATS = {torch.float32: 1e-3, torch.bfloat16: 0.05}
-"""By the engine's dtype. Measured agreement: 1e-6 in float32 and about 0.01 in bfloat16; a stale
+"""By dtype. Measured agreement: 1e-6 in float32 and about 0.01 in bfloat16; a stale
 tied head shows 0.06, stale weights after some steps 0.1 to 0.8."""
 
 
@@ -17,14 +18,31 @@ class MismatchError(RuntimeError):
     """Sampler and trainer do not run the same policy. Exit code 1."""
 
 
-def check_agreement(metrics: Mapping[str, float], engine_dtype: torch.dtype, step: int) -> None:
-    """Raise where the mean gap between sampler and trainer log-probs is beyond rounding."""
+class NotFiniteError(RuntimeError):
+    """The gradient or the loss is NaN or infinite. Exit code 1, before anything is saved."""
+
+
+def check_finite(metrics: Mapping[str, float], step: int) -> None:
+    """Raise where an update used a gradient that is not finite: the weights are lost then."""
+    for name in ("loss", "grad_norm"):
+        value = metrics.get(name, 0.0)
+        if not math.isfinite(value):
+            raise NotFiniteError(
+                f"step {step}: expected a finite {name}, got {value}; lower optim.learning_rate "
+                "or compute in float32, and go on from the last checkpoint with --resume"
+            )
+
+
+def check_agreement(metrics: Mapping[str, float], dtypes: Iterable[torch.dtype], step: int) -> None:
+    """Raise where the mean gap between sampler and trainer log-probs is beyond the rounding of the
+    coarser of their dtypes."""
     gap = metrics.get("mismatch/logprob_abs_mean")
-    limit = MAX_MEAN_GAP_NATS[engine_dtype]
+    coarsest = max(dtypes, key=MAX_MEAN_GAP_NATS.__getitem__)
+    limit = MAX_MEAN_GAP_NATS[coarsest]
     if gap is not None and not gap <= limit:
         raise MismatchError(
             f"step {step}: expected sampler and trainer log-probs to agree to {limit:g} nats per "
-            f"token on average ({str(engine_dtype).removeprefix('torch.')}), got {gap:.3g}; the "
+            f"token on average ({str(coarsest).removeprefix('torch.')}), got {gap:.3g}; the "
             "engine does not run the trainer's weights or temperature"
         )
 

@@ -2,8 +2,17 @@
 
 import torch
 
+from xrpo_fast.assemble import (
+    check_streaming,
+    choose_device,
+    make_exemplars,
+    make_planner,
+    model_length,
+    position_limit,
+)
 from xrpo_fast.config import Config
 from xrpo_fast.inputs import load_eval_sets, load_training_prompts, make_template, start_verifier
+from xrpo_fast.metrics import check_trackers
 from xrpo_fast.policy import ModelError, model_path
 
 
@@ -12,10 +21,16 @@ def check(config: Config) -> list[str]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     path = model_path(config.model.path)
+    options = {"trust_remote_code": config.model.trust_remote_code}
+    choose_device(config.run.device)
+    check_streaming(config)
+    check_trackers(config.log.trackers)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(path, **options), **options
+            )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
@@ -25,6 +40,12 @@ def check(config: Config) -> list[str]:
     template = make_template(config, tokenizer)
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
+    length = model_length(
+        config, position_limit(model.config), [prompts.prompts, *eval_sets.values()]
+    )
+    make_planner(config, len(prompts))
+    make_exemplars(config, prompts, eval_sets)
+    per_step = min(config.rollout.prompts_per_step, len(prompts))
     parameters = sum(p.numel() for p in model.parameters())
     # float32 weights, gradients and the two moments of AdamW.
     trainer_gib = parameters * 16 / 2**30
@@ -33,5 +54,7 @@ def check(config: Config) -> list[str]:
         f"{trainer_gib:.2f} GiB, activations and the engine come on top",
         f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
         + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
-        f"rollouts: {config.total_rollouts} per step, {config.base_rollouts} per prompt at first",
+        f"rollouts: {round(per_step * config.rollout.rollouts_per_prompt)} per step, "
+        f"{config.base_rollouts} for each of {per_step} prompts at first; each of up to "
+        f"{length} tokens",
     ]

@@ -87,7 +87,9 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
         )
     limit = config.eval.max_prompts
     sets = {name: prompts[: limit or len(prompts)] for name, prompts in sets.items()}
-    length = assemble.model_length(config, policy, list(sets.values()))
+    length = assemble.model_length(
+        config, assemble.position_limit(policy.model.config), list(sets.values())
+    )
     engine = assemble.start_engine(config, policy, weights, length)
     stack.callback(engine.close)
     engine.wake()

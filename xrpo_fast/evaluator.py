@@ -214,7 +214,8 @@ def summarise(
     has_answers = any(sample.verdict.extracted is not None for sample in samples)
     votes = votes_of(prompts, samples, equivalent) if has_answers else []
     values: dict[str, float] = {}
-    for k in [k for k in ks if k <= num_samples.min()]:
+    # pass@1 is the accuracy that displays and reports show, whatever else was asked for.
+    for k in [k for k in sorted({1, *ks}) if k <= num_samples.min()]:
         passed = pass_interval(num_samples, num_correct, k, seed)
         values.update(with_bounds(f"eval/{name}/pass@{k}", passed))
         if k > 1 and has_answers:

@@ -3,6 +3,7 @@
 metrics.jsonl holds one JSON object per step and is always written; trackers are optional.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -156,8 +157,19 @@ def truncate_metrics(path: Path, last_step: int) -> None:
     temporary.replace(path)
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """ImportError where a tracker's package is missing."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(
+                f"log.trackers: expected the package {name}, which is not installed; "
+                f"pip install {name}"
+            )
+
+
 def make_trackers(names: Sequence[str], run_dir: Path, run_name: str) -> list[Tracker]:
     """Trackers by name; a missing package is an error that names it."""
+    check_trackers(names)
     makers = {"tensorboard": _TensorBoard, "wandb": _WandB}
     return [makers[name](run_dir, run_name) for name in names]
 
@@ -165,13 +177,8 @@ def make_trackers(names: Sequence[str], run_dir: Path, run_name: str) -> list[Tr
 class _TensorBoard:
     def __init__(self, run_dir: Path, run_name: str) -> None:
         del run_name
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ImportError(
-                "log.trackers: expected the package tensorboard, which is not installed; "
-                "pip install tensorboard"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -184,13 +191,8 @@ class _TensorBoard:
 
 class _WandB:
     def __init__(self, run_dir: Path, run_name: str) -> None:
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ImportError(
-                "log.trackers: expected the package wandb, which is not installed; "
-                "pip install wandb"
-            ) from None
+        import wandb  # pyright: ignore[reportMissingImports]
+
         self._run = wandb.init(project="xrpo_fast", name=run_name, id=run_name, dir=str(run_dir))
 
     def log(self, values: Mapping[str, float], step: int) -> None:

@@ -3,6 +3,7 @@
 import logging
 import shutil
 from dataclasses import dataclass
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +11,18 @@ from rich.console import Console
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import dump_config, load_config
 
-MAY_CHANGE_ON_RESUME = {"run.steps", "run.output_dir", "run.threads", "log", "checkpoint", "eval"}
+MAY_CHANGE_ON_RESUME = {
+    "run.steps",
+    "run.output_dir",
+    "run.threads",
+    "log",
+    "checkpoint",
+    "eval",
+    "optim.micro_batch_tokens",
+    "reward.timeout_s",
+    "reward.workers",
+    "rollout.gpu_memory_fraction",
+}
 """Keys whose value does not change what is trained, or that a longer run must change."""
 
 
@@ -40,13 +52,15 @@ class RunDir:
         return self.path / "rollouts" / f"step_{step}.parquet"
 
 
-def open_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
-    """Make the run's folder, or take the one to resume.
+def check_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
+    """The run's folder, new or to be resumed; nothing is written or removed yet.
 
     Raises:
         ConfigError: the folder exists and neither resume nor overwrite is asked for; there is
             nothing to resume; or a key that decides what is trained has changed.
     """
+    if resume and overwrite:
+        raise ConfigError("--resume, --overwrite: expected one of them, got both")
     run = RunDir(config.run.output_dir / config.run.name)
     exists = run.path.exists() and any(run.path.iterdir())
     if resume:
@@ -58,12 +72,18 @@ def open_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
             f"run.name: expected a new run folder, but {run.path} exists; use --resume to go on, "
             "--overwrite to start over, or another run.name"
         )
-    elif exists:
-        if not run.config.exists():
-            raise ConfigError(
-                f"--overwrite: expected a run folder, but {run.path} holds no config.toml; it is "
-                "left as it is, choose another run.name"
-            )
+    elif exists and not run.config.exists():
+        raise ConfigError(
+            f"--overwrite: expected a run folder, but {run.path} holds no config.toml; it is "
+            "left as it is, choose another run.name"
+        )
+    return run
+
+
+def make_run_dir(run: RunDir, config: Config, *, overwrite: bool) -> None:
+    """Make the folder and write config.toml. Called once everything else is ready to start, so
+    that a typo costs neither an old run nor the new one's name."""
+    if overwrite and run.path.exists():
         shutil.rmtree(run.path)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
@@ -72,7 +92,6 @@ def open_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
         temporary.replace(run.config)
     except OSError as error:
         raise ConfigError(f"run.output_dir: expected a writable folder, got {error}") from None
-    return run
 
 
 def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
@@ -96,12 +115,27 @@ def _flat(values: dict, prefix: str = "") -> dict:
     return flat
 
 
-def log_to_file(path: Path) -> logging.Handler:
-    """Everything the package logs, tracebacks included, in log.txt."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def keep_log() -> MemoryHandler:
+    """Everything the package logs, tracebacks included, kept until log_to_file gives it a file."""
+    handler = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
     _add_handler(handler, logging.DEBUG)
     return handler
+
+
+def log_to_file(kept: MemoryHandler, path: Path) -> None:
+    """Write what was kept, and from now on every record, to log.txt."""
+    target = logging.FileHandler(path, encoding="utf-8")
+    target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    kept.setTarget(target)
+    kept.flush()
+    kept.flushLevel = logging.DEBUG
+
+
+def end_log(kept: MemoryHandler) -> None:
+    logging.getLogger("xrpo_fast").removeHandler(kept)
+    if kept.target is not None:
+        kept.target.close()
+    kept.close()
 
 
 def log_to_console(console: Console) -> None:

@@ -156,8 +156,9 @@ class Collector:
         sample_index = run.next_sample[group]
         run.next_sample[group] += 1
         prompt_ids, exemplars = prompt.token_ids, ()
+        is_extra = sample_index >= self.planner.base_rollouts
         is_hopeless = run.num_finished[group] > 0 and run.num_solved[group] == 0
-        if self.seeder is not None and is_hopeless:
+        if self.seeder is not None and is_hopeless and (is_extra or not self._is_streaming):
             with self.clock("retrieve"):
                 seeded = self.seeder(prompt, run.index)
             if seeded is not None:
@@ -172,7 +173,6 @@ class Collector:
             is_seeded=bool(exemplars),
         )
         self._next_request_id += 1
-        is_extra = sample_index >= self.planner.base_rollouts
         run.rounds[request.id] = int(is_extra) if self._is_streaming else run.round_index
         run.exemplars[request.id] = exemplars
         return request

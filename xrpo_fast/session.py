@@ -55,16 +55,16 @@ class Session:
         trainer = self.trainer
         try:
             with TrainingDisplay(self.console, last, trainer.steps_done) as display:
-                if trainer.steps_done == 0:
+                if self.parts.checkpoint is None:
                     self.writer.write(0, self._evaluate(display, self.config.eval.final_samples))
                 trainer.clock.lap()
                 while trainer.steps_done < last and not should_stop():
                     self._step(display)
-            if trainer.steps_done % self.config.checkpoint.every_steps:
+            is_saved = trainer.steps_done % self.config.checkpoint.every_steps == 0
+            if trainer.steps_done == 0 or not is_saved:
                 self._save()
         finally:
             self.writer.close()
-            self.parts.close()
         is_finished = trainer.steps_done >= last
         if is_finished:
             self._finish()

@@ -71,13 +71,14 @@ def _read_symbols(options: dict[str, str], split: str) -> Iterator[Record]:
 
 
 def _read_jsonl(path: str) -> Iterator[Record]:
-    with open(path, encoding="utf-8") as file:
+    # utf-8-sig: some editors put a byte-order mark in front.
+    with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
+                record = json.loads(line.encode("utf-8", "surrogateescape"))
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise DataError(
                     f"data: expected one JSON object per line in {path!r}, line {number} is not: "
                     f"{error}"

@@ -153,6 +153,11 @@ def question_of(messages_or_text: str | Sequence[dict[str, Any]]) -> str:
     """What the user asks: the text, or the content of the last message."""
     if isinstance(messages_or_text, str):
         return messages_or_text
+    if not isinstance(messages_or_text, Sequence):
+        raise TemplateError(
+            f"prompt: expected text or a list of messages, got {messages_or_text!r}; put numbers "
+            "in quotes"
+        )
     return _checked_messages(messages_or_text)[-1]["content"]
 
 

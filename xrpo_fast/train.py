@@ -9,14 +9,21 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 
 from rich.console import Console
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import dump_config, load_config
-from xrpo_fast.run_dir import log_to_console, log_to_file, open_run_dir
+from xrpo_fast.run_dir import (
+    check_run_dir,
+    end_log,
+    keep_log,
+    log_to_console,
+    log_to_file,
+    make_run_dir,
+)
 
 EXIT_FAILED, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -39,7 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(config, options, console)
     except Exception as error:
         code, text = explain(error)
-        logger.debug("the run ended with an error", exc_info=True)
         Console(stderr=True).print(f"error: {text}", style="red", markup=False, highlight=False)
         return code
 
@@ -79,17 +85,20 @@ def explain(error: Exception) -> tuple[int, str]:
         return EXIT_UNUSABLE, str(error)
     if isinstance(error, OSError):
         return EXIT_FAILED, f"{error}; the last checkpoint stands, go on with --resume"
-    return EXIT_FAILED, f"{type(error).__name__}: {error}" if not str(error) else str(error)
+    # Our own errors are ValueErrors and RuntimeErrors whose text says it all.
+    is_plain = isinstance(error, ValueError | RuntimeError) and str(error)
+    return EXIT_FAILED, str(error) if is_plain else f"{type(error).__name__}: {error}"
 
 
 @contextmanager
 def unusable_is_config_error() -> Iterator[None]:
-    """While a run is put together, a ValueError of any part is about a key, a file or a model."""
+    """While a run is put together, a ValueError of any part is about a key, a file or a model, and
+    an ImportError about a package that a key asks for."""
     try:
         yield
     except ConfigError:
         raise
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
 
@@ -110,8 +119,8 @@ def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
     from xrpo_fast.checkpoint import latest_checkpoint
     from xrpo_fast.session import Session
 
-    run = open_run_dir(config, resume=options.resume, overwrite=options.overwrite)
-    handler = log_to_file(run.log)
+    run = check_run_dir(config, resume=options.resume, overwrite=options.overwrite)
+    log = keep_log()
     try:
         checkpoint = latest_checkpoint(run.path) if options.resume else None
         if options.resume and checkpoint is None:
@@ -119,15 +128,20 @@ def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
                 f"--resume: expected a complete checkpoint in {run.checkpoints}, found none; "
                 "start over with --overwrite"
             )
-        with unusable_is_config_error():
-            parts = assemble(config, checkpoint=checkpoint)
-        session = Session(config, run, parts, console)
-        with StopOnSignal(console) as stop:
+        with ExitStack() as stack:
+            with unusable_is_config_error():
+                parts = stack.enter_context(closing(assemble(config, checkpoint=checkpoint)))
+                make_run_dir(run, config, overwrite=options.overwrite)
+                log_to_file(log, run.log)
+                session = Session(config, run, parts, console)
+            stop = stack.enter_context(StopOnSignal(console))
             finished = session.run(should_stop=stop.is_asked)
         return 0 if finished else EXIT_INTERRUPTED
+    except Exception:
+        logger.debug("the run ended with an error", exc_info=True)
+        raise
     finally:
-        logger.removeHandler(handler)
-        handler.close()
+        end_log(log)
 
 
 class StopOnSignal:

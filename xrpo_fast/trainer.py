@@ -16,7 +16,7 @@ from xrpo_fast.advantages import fill_advantages, make_rows, shape_advantages, s
 from xrpo_fast.batching import cut_mini_batches
 from xrpo_fast.config import Config
 from xrpo_fast.data import PromptSampler, PromptSet
-from xrpo_fast.doctor import check_agreement
+from xrpo_fast.doctor import check_agreement, check_finite
 from xrpo_fast.exemplars import ExemplarStore, PromptStates, Success
 from xrpo_fast.metrics import Clock, memory_metrics
 from xrpo_fast.ops import XrpoAdvantages
@@ -180,7 +180,9 @@ class Trainer:
         metrics: dict[str, Any] = {"epoch": self.sampler.epoch, **rollout_metrics(rollouts)}
         with self.clock("update"):
             metrics.update(self.updater.read_metrics())
-        check_agreement(metrics, self.engine_dtype, self.steps_done)
+        check_finite(metrics, self.steps_done)
+        dtypes = (self.engine_dtype, self.policy.compute_dtype)
+        check_agreement(metrics, dtypes, self.steps_done)
         if self.config.novelty.enabled:
             metrics.update(novelty_metrics(rows, shaped.bonus.double().numpy()))
         if self.exemplars is not None:

@@ -175,8 +175,8 @@ class TrainingRow:
     """[L] float32, nats; None where the loss needs none (one update per batch)."""
     reference_logprobs: np.ndarray | None = None
     """[L] float32, nats; None without KL."""
-    token_advantages: np.ndarray | None = None
-    """[L] float32; None where the advantage is the same for all tokens."""
+    is_trained: bool = True
+    """False: in the group's statistics and the denominators, but without gradient of its own."""
     is_shaped: bool = False
     """Weighted by p / (p + 0.1) per token without clip (icl.train_prompt = "original_shaped")."""
 

@@ -47,11 +47,10 @@ class Updater:
             fused=True,
         )
 
-    @property
-    def learning_rate(self) -> float:
-        """Of the next update: linear warm-up, then constant."""
+    def learning_rate(self, update: int) -> float:
+        """Of the update with this index, 0 being the first: linear warm-up, then constant."""
         config = self.optim_config
-        share = (self.num_updates + 1) / config.warmup_steps if config.warmup_steps else 1.0
+        share = (update + 1) / config.warmup_steps if config.warmup_steps else 1.0
         return config.learning_rate * min(1.0, share)
 
     def fill_old_logprobs(self, rows: Sequence[TrainingRow]) -> None:
@@ -124,7 +123,7 @@ class Updater:
 
     def _step_optimizer(self) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.learning_rate(self.num_updates)
         norm = torch.nn.utils.clip_grad_norm_(
             self.policy.model.parameters(), self.optim_config.max_grad_norm
         )
@@ -160,7 +159,10 @@ class Updater:
     def read_metrics(self) -> dict[str, float]:
         """Means of what the step's updates summed up; the step's one read from the device."""
         sums = self.sums.read()
-        values = {"learning_rate": self.learning_rate, "updates": sums.get("updates", 0.0)}
+        values = {
+            "learning_rate": self.learning_rate(max(self.num_updates - 1, 0)),
+            "updates": sums.get("updates", 0.0),
+        }
         tokens, updates = sums.get("tokens"), sums.get("updates")
         if not tokens or not updates:
             return values

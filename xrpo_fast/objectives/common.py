@@ -21,7 +21,7 @@ class LossInputs:
     old_logprobs: Tensor
     """(T,) float32, nats, log pi_old under the same prompt; detached."""
     advantages: Tensor
-    """(T,) float32, unitless; constant over a sequence except for tree advantages."""
+    """(T,) float32, unitless; constant over a sequence."""
     row_weights: Tensor
     """(S,) float32, w of loss.group_weight."""
     row_index: Tensor
