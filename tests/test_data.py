@@ -298,17 +298,17 @@ def test_sampler_rejects_what_cannot_be():
         PromptSampler(3, seed=0).load_state_dict(PromptSampler(4, seed=0).state_dict())
 
 
-def test_byte_order_mark_is_not_part_of_the_data(tmp_path, template):
+def test_byte_order_mark_is_not_part_of_the_data(tmp_path):
     path = tmp_path / "bom.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"question": "1 + 1?", "answer": "2"}\n')
-    assert len(load_prompts(str(path), template=template, max_prompt_tokens=99)) == 1
+    assert len(load(str(path))) == 1
 
 
-def test_other_encodings_and_numbers_are_named_with_their_line(tmp_path, template):
+def test_other_encodings_and_numbers_are_named_with_their_line(tmp_path):
     path = tmp_path / "latin.jsonl"
     path.write_bytes('{"question": "caf\u00e9?", "answer": "2"}\n'.encode("latin-1"))
     with pytest.raises(DataError, match=r"line 1 is not"):
-        load_prompts(str(path), template=template, max_prompt_tokens=99)
+        load(str(path))
     path.write_text('{"question": 7, "answer": "2"}\n')
     with pytest.raises(DataError, match=r"expected text or a list of messages, got 7.*row 0"):
-        load_prompts(str(path), template=template, max_prompt_tokens=99)
+        load(str(path))
