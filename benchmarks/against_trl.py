@@ -1,6 +1,6 @@
 """Our step against TRL's GRPOTrainer on the CPU: same model, prompts, rewards; steps alternate.
 
-    python benchmarks/against_trl.py [--steps 9] [--threads 2] [--json FILE]
+    python -m benchmarks.against_trl [--steps 9] [--threads 2] [--json FILE]
 
 Llama of 2.75M parameters (hidden 256, 4 layers, vocabulary 512), 16 prompts x 16 rollouts of at
 most 32 tokens, transformers generation, float32, no gradient checkpointing, GRPO, one update per
