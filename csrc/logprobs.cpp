@@ -60,12 +60,6 @@ struct Row {
     bool is_exact;  // in double, element by element
 };
 
-const void* advance(const void* base, Dtype dtype, std::int64_t elements) noexcept {
-    return static_cast<const char*>(base) + elements * element_bytes(dtype);
-}
-void* advance(void* base, Dtype dtype, std::int64_t elements) noexcept {
-    return static_cast<char*>(base) + elements * element_bytes(dtype);
-}
 
 Row row_at(const LogprobRows& rows, std::int64_t r) noexcept {
     Row row{};

@@ -14,6 +14,13 @@ inline std::int64_t element_bytes(Dtype dtype) noexcept {
     return dtype == Dtype::F64 ? 8 : dtype == Dtype::F32 ? 4 : 2;
 }
 
+inline const void* advance(const void* base, Dtype dtype, std::int64_t elements) noexcept {
+    return static_cast<const char*>(base) + elements * element_bytes(dtype);
+}
+inline void* advance(void* base, Dtype dtype, std::int64_t elements) noexcept {
+    return static_cast<char*>(base) + elements * element_bytes(dtype);
+}
+
 inline double half_to_double(std::uint16_t bits) noexcept {
     const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
     double value;
