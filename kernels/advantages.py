@@ -231,7 +231,7 @@ def _xrpo_advantages_kernel(
     if divides_by_batch:
         std = _merge_partials(partials_ptr, num_partials, ddof, BLOCK_S)
     std = tl.where(count > 0, std, float("nan"))
-    divisor = tl.where(divides, std + eps, 1.0)
+    divisor = tl.where(divides != 0, std + eps, 1.0)
     mean_score = first
     if SOURCE != NONE:
         mean_score = _mean_score(
