@@ -159,7 +159,7 @@ def test_truncated_rows_by_option(make_rollout):
 
 def test_overlong_penalty_falls_linearly_to_minus_one(make_rollout):
     rollouts = [make_rollout(0, 1.0, token_ids=(1,) * n) for n in (0, 15, 16, 18, 20, 25)]
-    rewards = step_rewards(rollouts, LossConfig(overlong_buffer_tokens=5), MAX_TOKENS)
+    rewards = step_rewards(rollouts, LossConfig(overlong_buffer_frac=0.25), MAX_TOKENS)
     np.testing.assert_allclose(rewards, [1.0, 1.0, 0.8, 0.4, 0.0, 0.0])
     np.testing.assert_array_equal(step_rewards(rollouts, LossConfig(), MAX_TOKENS), np.ones(6))
 

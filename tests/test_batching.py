@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrpo_fast.batching import carries_gradient, collate, cut_micro_batches, cut_mini_batches
+from xrpo_fast.batching import (
+    carries_gradient,
+    collate,
+    cut_groups,
+    cut_micro_batches,
+    cut_mini_batches,
+)
 from xrpo_fast.types import TrainingRow
 
 PAD = 5
@@ -50,7 +56,7 @@ def ragged_rows(draw) -> list[TrainingRow]:
 @given(rows=ragged_rows(), num_updates=st.integers(1, 9), keep_all=st.booleans())
 def test_mini_batches_partition_the_prompts(rows, num_updates, keep_all):
     num_groups = max(row.group for row in rows) + 1
-    batches = cut_mini_batches(rows, num_groups, num_updates, keep_all=keep_all)
+    batches = cut_mini_batches(rows, cut_groups(range(num_groups), num_updates), keep_all=keep_all)
     assert len(batches) == min(num_updates, num_groups)
     kept = [id(row) for batch in batches for row in batch.rows]
     assert len(kept) == len(set(kept))
@@ -67,7 +73,7 @@ def test_mini_batches_partition_the_prompts(rows, num_updates, keep_all):
 @pytest.mark.parametrize("num_updates", [1, 2, 3, 4, 5, 8])
 def test_mini_batches_are_as_even_as_whole_prompts_allow(num_updates):
     rows = [make_row(group) for group in range(10) for _ in range(2)]
-    batches = cut_mini_batches(rows, 10, num_updates, keep_all=False)
+    batches = cut_mini_batches(rows, cut_groups(range(10), num_updates), keep_all=False)
     sizes = [len({row.group for row in batch.rows}) for batch in batches]
     assert sum(sizes) == 10
     assert max(sizes) - min(sizes) <= 1
@@ -80,7 +86,7 @@ def test_denominators_count_rows_that_are_left_out():
         make_row(0, response=0),
         make_row(0, response=5, weight=0.0),
     ]
-    (batch,) = cut_mini_batches(rows, 1, 1, keep_all=False)
+    (batch,) = cut_mini_batches(rows, [range(1)], keep_all=False)
     assert batch.rows == [rows[0]]
     assert (batch.num_rows, batch.num_tokens) == (3.0, 10.0)
 

@@ -210,9 +210,11 @@ def test_values_out_of_range_name_key_bound_and_value(key, value, message):
         ({"planner": {"base_rollouts": 1}}, "planner.base_rollouts: expected at least 2"),
         ({"rollout": {"rollouts_per_prompt": 1}}, "planner.base_rollouts: expected at most"),
         ({"reward": {"weights": [1, 2]}}, "reward.weights: expected one per function = 1, got 2"),
+        ({"planner": {"base_rollouts": 8}}, "icl.enabled: expected a budget above the base"),
+        ({"planner": {"allocation": "uniform"}}, "icl.enabled: expected a planner.allocation"),
         (
-            {"loss": {"overlong_buffer_tokens": 1024}},
-            "loss.overlong_buffer_tokens: expected less than rollout.max_response_tokens = 1024",
+            {"algorithm": "dapo", "rollout": {"rollouts_per_prompt": 7.5}},
+            "rollout.rollouts_per_prompt: expected a whole number",
         ),
     ],
 )

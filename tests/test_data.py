@@ -279,6 +279,21 @@ def test_sampler_epoch_is_that_of_the_next_prompt():
     assert epochs == [0, 1, 1, 2]
 
 
+def test_sampler_takes_back_what_was_not_used():
+    sampler, plain = PromptSampler(5, seed=1), PromptSampler(5, seed=1)
+    order = plain.next_batch(5)
+    assert sampler.next_batch(4) == order[:4]
+    sampler.give_back(order[2:4])
+    assert sampler.next_batch(2) == order[2:4]
+    sampler.give_back(order[3:4])
+    assert sampler.next_batch(2) == [order[3], order[4]]
+    # Given back and due in the next epoch as well: twice in the order, never twice in a batch.
+    sampler.give_back(order)
+    batches = [sampler.next_batch(4) for _ in range(5)]
+    assert all(len(set(batch)) == 4 for batch in batches)
+    assert sorted(index for batch in batches for index in batch) == sorted(order * 4)
+
+
 @pytest.mark.parametrize("num_taken", [0, 1, 3, 7])
 def test_sampler_resumes_exactly(num_taken):
     sampler = PromptSampler(7, seed=5)

@@ -8,9 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.small_run import CONFIG, small_arguments
+from xrpo_fast.data import PromptSampler
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.train import main
 
@@ -57,6 +59,32 @@ def test_every_baseline_trains(algorithm: str, tmp_path: Path) -> None:
     assert row["updates"] > 0
     assert row["icl/seeded_rollouts"] == 0
     assert "novelty/bonus_mean" not in row
+
+
+def test_dynamic_sampling_trains_on_groups_with_signal_and_loses_no_prompt(tmp_path: Path) -> None:
+    text = 'algorithm = "dapo"\n' + CONFIG.read_text().split("\n", 4)[4]
+    config = tmp_path / "dapo.toml"
+    config.write_text(text)
+    arguments = small_arguments(tmp_path, run__steps="3", planner__base_rollouts="0")
+    assert main([str(config), *arguments[1:]]) == 0
+    run = tmp_path / "dapo"
+    order: list[int] = []
+    for row in read_metrics(run / "metrics.jsonl")[1:]:
+        table = pq.read_table(run / "rollouts" / f"step_{row['step']}.parquet").to_pylist()
+        groups = {rollout["group"]: rollout["prompt_index"] for rollout in table}
+        order += [groups[position] for position in range(len(groups))]
+        # Six prompts start, at most six replace those without signal; all rollouts are charged.
+        assert 6 <= len(groups) <= 12
+        assert row["planner/rollouts"] == 6 * len(groups)
+        rewards = [
+            [r["reward"] for r in table if r["group"] == position]
+            for position in range(len(groups))
+        ]
+        tokens = sum(r["num_tokens"] for r in table if len(set(rewards[r["group"]])) > 1)
+        assert row["tokens/trained"] == tokens
+        # No prompt is rolled out again after its first round, so none counts as hopeless.
+        assert row["icl/hopeless_prompts"] == 0
+    assert order == PromptSampler(544, seed=0).next_batch(len(order))
 
 
 @pytest.mark.parametrize("train_prompt", ["original", "seeded", "original_shaped", "baseline_only"])

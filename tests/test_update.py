@@ -130,7 +130,7 @@ def test_no_cut_changes_loss_or_gradient(build_policy, objective, variant):
     has_kl = "kl_weight" in options
     updates = []
     for budget in (1, 45, 10_000):
-        (batch,) = cut_mini_batches(ragged_rows(), 4, 1, keep_all=has_kl)
+        (batch,) = cut_mini_batches(ragged_rows(), [range(4)], keep_all=has_kl)
         reference = build_policy(1) if has_kl else None
         updates.append(
             one_update(build_policy(), batch, budget=budget, reference=reference, **options)
@@ -143,7 +143,8 @@ def test_no_cut_changes_loss_or_gradient(build_policy, objective, variant):
 def test_rows_without_gradient_may_be_left_out(build_policy, objective):
     """The denominators count them all the same."""
     kept, dropped = (
-        cut_mini_batches(ragged_rows(), 4, 1, keep_all=keep_all)[0] for keep_all in (True, False)
+        cut_mini_batches(ragged_rows(), [range(4)], keep_all=keep_all)[0]
+        for keep_all in (True, False)
     )
     assert len(dropped.rows) < len(kept.rows)
     updates = [
@@ -155,7 +156,7 @@ def test_rows_without_gradient_may_be_left_out(build_policy, objective):
 
 @pytest.mark.parametrize("other", ["gspo", "gspo_token"])
 def test_one_update_per_batch_makes_gspo_and_grpo_the_same(build_policy, other):
-    (batch,) = cut_mini_batches(ragged_rows(off_policy=False), 4, 1, keep_all=False)
+    (batch,) = cut_mini_batches(ragged_rows(off_policy=False), [range(4)], keep_all=False)
     updates = [
         one_update(build_policy(), batch, budget=64, objective=name) for name in ("grpo", other)
     ]
@@ -165,7 +166,7 @@ def test_one_update_per_batch_makes_gspo_and_grpo_the_same(build_policy, other):
 
 def test_denominators_matter(build_policy):
     """Otherwise leaving rows out could not be told from counting them."""
-    (batch,) = cut_mini_batches(ragged_rows(), 4, 1, keep_all=False)
+    (batch,) = cut_mini_batches(ragged_rows(), [range(4)], keep_all=False)
     smaller = MiniBatch(rows=batch.rows, num_rows=batch.num_rows / 2, num_tokens=batch.num_tokens)
     whole, half = (one_update(build_policy(), b, budget=64)[0] for b in (batch, smaller))
     for name, gradient in whole.items():
@@ -221,6 +222,6 @@ def test_learning_rate_rises_linearly_and_stays(build_policy):
     rates = []
     for _ in range(6):
         rates.append(updater.learning_rate(updater.num_updates))
-        (batch,) = cut_mini_batches(ragged_rows(), 4, 1, keep_all=False)
+        (batch,) = cut_mini_batches(ragged_rows(), [range(4)], keep_all=False)
         updater.apply(batch)
     assert rates == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])

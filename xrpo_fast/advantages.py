@@ -38,10 +38,10 @@ def _row(rollout: Rollout, train_prompt: str) -> TrainingRow:
 def step_rewards(rollouts: Sequence[Rollout], loss: LossConfig, max_tokens: int) -> np.ndarray:
     """(S,) float64 rewards of the step, the soft overlong penalty included; NaN = unscored."""
     rewards = np.array([rollout.verdict.reward for rollout in rollouts], dtype=np.float64)
-    if loss.overlong_buffer_tokens:
+    buffer = loss.overlong_buffer_frac * max_tokens
+    if buffer:
         lengths = np.array([rollout.num_tokens for rollout in rollouts])
-        excess = lengths - (max_tokens - loss.overlong_buffer_tokens)
-        rewards -= np.clip(excess / loss.overlong_buffer_tokens, 0.0, 1.0)
+        rewards -= np.clip((lengths - (max_tokens - buffer)) / buffer, 0.0, 1.0)
     return rewards
 
 

@@ -16,19 +16,19 @@ from xrpo_fast.types import MicroBatch, MiniBatch, TrainingRow
 
 
 def cut_mini_batches(
-    rows: Sequence[TrainingRow], num_groups: int, num_updates: int, *, keep_all: bool
+    rows: Sequence[TrainingRow], cuts: Sequence[Sequence[int]], *, keep_all: bool
 ) -> list[MiniBatch]:
-    """Mini-batches of num_groups / num_updates prompts each, as even as whole prompts allow.
+    """One mini-batch per cut: the rows of its prompts.
 
     Args:
-        rows: all rows of the step, in any order; a row's group is its prompt's position.
+        rows: rows of the step, in any order; a row's group is its prompt's position.
+        cuts: the prompts of each mini-batch, see `cut_groups`; rows of no cut are left out.
         keep_all: keep rows of zero advantage too: they have gradient when there is a KL term.
     """
-    num_updates = min(num_updates, num_groups)
-    edges = [round(i * num_groups / num_updates) for i in range(num_updates + 1)]
     batches = []
-    for low, high in itertools.pairwise(edges):
-        inside = [row for row in rows if low <= row.group < high]
+    for cut in cuts:
+        members = set(cut)
+        inside = [row for row in rows if row.group in members]
         batches.append(
             MiniBatch(
                 rows=[row for row in inside if carries_gradient(row, keep_all)],
@@ -37,6 +37,15 @@ def cut_mini_batches(
             )
         )
     return batches
+
+
+def cut_groups(groups: Sequence[int], num_updates: int) -> list[Sequence[int]]:
+    """The prompts in num_updates parts, as even as whole prompts allow; fewer where they are."""
+    if not groups:
+        return []
+    num_updates = min(num_updates, len(groups))
+    edges = [round(i * len(groups) / num_updates) for i in range(num_updates + 1)]
+    return [groups[low:high] for low, high in itertools.pairwise(edges)]
 
 
 def carries_gradient(row: TrainingRow, keep_all: bool) -> bool:

@@ -90,13 +90,16 @@ class RolloutConfig(Section):
 
 
 class PlannerConfig(Section):
-    allocation: Literal["proportional", "greedy", "streaming", "uniform"] = "proportional"
+    allocation: Literal["proportional", "greedy", "streaming", "uniform", "dapo"] = "proportional"
     """proportional: rounds shared by priority; greedy: one at a time to the largest priority;
-    streaming: greedy whenever a slot frees, no barriers; uniform: equal counts, one phase."""
+    streaming: greedy whenever a slot frees, no barriers; uniform: equal counts, one phase; dapo:
+    equal counts for P / (rounds + 1) prompts, those without signal replaced in each round and left
+    out of the loss; what was never rolled out comes in the next step."""
     base_rollouts: int = Field(default=0, ge=0)
-    """Rollouts of each prompt before the planner decides; 0: half the mean, at least 2."""
+    """Rollouts of each prompt before the planner decides; 0: half the mean, at least 2. No effect
+    with uniform and dapo."""
     rounds: int = Field(default=2, ge=1)
-    """Planned rounds after the base."""
+    """Planned rounds after the base; with dapo, refills."""
     exploration: float = Field(default=0.1, ge=0)
     """lambda, weight of the exploration bonus."""
     confidence: float = Field(default=0.95, gt=0, lt=1)
@@ -168,8 +171,8 @@ class LossConfig(Section):
     """tis: weight tokens by min(p_trainer / p_sampler, 2)."""
     truncated: Literal["keep", "mask"] = "keep"
     """mask: truncated rows leave numerator and denominator."""
-    overlong_buffer_tokens: int = Field(default=0, ge=0)
-    """Soft penalty from 0 to -1 over the last N tokens before the limit; 0: none."""
+    overlong_buffer_frac: float = Field(default=0.0, ge=0, lt=1)
+    """Soft penalty from 0 to -1 over this last share of the response limit; 0: none."""
 
 
 class OptimConfig(Section):
@@ -262,7 +265,9 @@ class Config(Section):
 
     @property
     def base_rollouts(self) -> int:
-        """Rollouts per prompt before the planner decides."""
+        """Rollouts per prompt before the planner decides; all of them where it does not."""
+        if self.planner.allocation == "dapo":
+            return int(self.rollout.rollouts_per_prompt)
         return self.planner.base_rollouts or max(2, int(self.rollout.rollouts_per_prompt // 2))
 
     @model_validator(mode="after")
@@ -280,11 +285,22 @@ class Config(Section):
                 "planner.base_rollouts: expected at least 2 (the Student-t interval needs a "
                 f"standard deviation), got {self.base_rollouts}"
             )
-        if self.icl.enabled and self.planner.allocation == "uniform":
+        if self.icl.enabled and not planned:
             raise ValueError(
                 "icl.enabled: expected a planner.allocation with rounds after the base (only they "
-                'are seeded), got "uniform"; set icl.enabled = false, or a large '
-                "planner.exploration for a nearly equal plan in rounds"
+                f'are seeded), got "{self.planner.allocation}"; set icl.enabled = false, or a '
+                "large planner.exploration for a nearly equal plan in rounds"
+            )
+        if self.icl.enabled and base == self.total_rollouts:
+            raise ValueError(
+                "icl.enabled: expected a budget above the base (only later rollouts are seeded), "
+                f"got planner.base_rollouts = rollout.rollouts_per_prompt = {self.base_rollouts}; "
+                "lower the first, raise the second, or set icl.enabled = false"
+            )
+        if self.planner.allocation == "dapo" and self.rollout.rollouts_per_prompt % 1:
+            raise ValueError(
+                "rollout.rollouts_per_prompt: expected a whole number (the group size) with "
+                f'planner.allocation = "dapo", got {self.rollout.rollouts_per_prompt:g}'
             )
         if self.icl.min_similarity >= self.icl.max_similarity:
             raise ValueError(
@@ -305,10 +321,5 @@ class Config(Section):
             raise ValueError(
                 f"reward.weights: expected one per function = {len(self.reward.functions)}, "
                 f"got {len(self.reward.weights)}"
-            )
-        if self.loss.overlong_buffer_tokens >= self.rollout.max_response_tokens:
-            raise ValueError(
-                "loss.overlong_buffer_tokens: expected less than rollout.max_response_tokens = "
-                f"{self.rollout.max_response_tokens}, got {self.loss.overlong_buffer_tokens}"
             )
         return self

@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,11 @@ class PromptSampler:
                 f"k: expected 1..{self.num_prompts}, the number of prompts, got {k}; lower "
                 "rollout.prompts_per_step or use more data"
             )
-        batch, self._postponed = self._postponed[:k], self._postponed[k:]
+        batch: list[int] = []
+        waiting, self._postponed = self._postponed, []
+        for index in waiting:
+            is_due = len(batch) < k and index not in batch
+            (batch if is_due else self._postponed).append(index)
         while len(batch) < k:
             if self._cursor == self.num_prompts:
                 self.epoch += 1
@@ -239,6 +243,10 @@ class PromptSampler:
             self._cursor += 1
             (self._postponed if index in batch else batch).append(index)
         return batch
+
+    def give_back(self, indices: Sequence[int]) -> None:
+        """Prompts of the last batch that were not used: they come first in the next one."""
+        self._postponed = [*indices, *self._postponed]
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the order, JSON-able."""

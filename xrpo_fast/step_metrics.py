@@ -75,7 +75,8 @@ def _seeding_metrics(
     """A prompt is hopeless when its base rollouts all fail; flipped when a later one succeeds."""
     hopeless, flipped, seeded_prompts = 0, 0, 0
     for group in groups.values():
-        base = [rollout for rollout in group if rollout.round_index == 0]
+        first_round = min(rollout.round_index for rollout in group)
+        base = [rollout for rollout in group if rollout.round_index == first_round]
         if len(base) == len(group) or any(rollout.verdict.solved for rollout in base):
             continue
         hopeless += 1

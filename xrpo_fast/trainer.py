@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from xrpo_fast.advantages import fill_advantages, make_rows, shape_advantages, step_rewards
-from xrpo_fast.batching import cut_mini_batches
+from xrpo_fast.batching import cut_groups, cut_mini_batches
 from xrpo_fast.config import Config
 from xrpo_fast.data import PromptSampler, PromptSet
 from xrpo_fast.doctor import check_agreement, check_finite
@@ -66,8 +66,10 @@ class Trainer:
         rollouts = self.collector.collect(step, prompts)
         with self.clock("sync"):
             self.engine.sleep()
-        rows, shaped = self._shape(rollouts, len(prompts))
-        self._update(rows, len(prompts))
+        self._give_back(prompts, rollouts)
+        cuts = cut_groups(self._trained_groups(rollouts), self.config.optim.updates_per_step)
+        rows, shaped = self._shape(rollouts, cuts)
+        self._update(rows, cuts)
         with self.clock("sync"):
             self.engine.wake()
             self.engine.load_weights(self.policy.engine_weights())
@@ -82,6 +84,7 @@ class Trainer:
         """The next prompts in the data's order, those that rest (prompt states) left out."""
         wanted = min(self.config.rollout.prompts_per_step, len(self.prompts))
         drawn: list[int] = []
+        again: list[int] = []
         passed_over = 0
         while len(drawn) < wanted:
             for index in self.sampler.next_batch(wanted - len(drawn)):
@@ -89,14 +92,30 @@ class Trainer:
                     index, self.sampler.epoch
                 )
                 # When the whole data set rests, resting prompts are better than none.
-                if index in drawn or (rests and passed_over < len(self.prompts)):
+                if rests and passed_over < len(self.prompts):
                     passed_over += 1
                 else:
-                    drawn.append(index)
+                    (again if index in drawn else drawn).append(index)
+        self.sampler.give_back(again)
         return [self.prompts[index] for index in drawn]
 
+    def _give_back(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> None:
+        """Prompts that dynamic sampling did not need come first in the next step."""
+        used = {rollout.prompt.index for rollout in rollouts}
+        self.sampler.give_back([p.index for p in prompts if p.index not in used])
+
+    def _trained_groups(self, rollouts: Sequence[Rollout]) -> list[int]:
+        """Positions of the prompts that the loss averages over: all, but with dynamic sampling
+        those with signal."""
+        rewards: dict[int, list[float]] = {}
+        for rollout in rollouts:
+            group = rollout.completion.request.group
+            rewards.setdefault(group, []).append(rollout.verdict.reward)
+        filters = self.config.planner.allocation == "dapo"
+        return [group for group, own in rewards.items() if not filters or has_signal(own)]
+
     def _shape(
-        self, rollouts: Sequence[Rollout], num_groups: int
+        self, rollouts: Sequence[Rollout], cuts: Sequence[Sequence[int]]
     ) -> tuple[list[TrainingRow], XrpoAdvantages]:
         """Rewards -> advantages. Old log-probs are computed only for updates after the first,
         and only for rows that will have a gradient."""
@@ -106,16 +125,14 @@ class Trainer:
         by_group: dict[int, list[float]] = {}
         for row, reward in zip(rows, rewards, strict=True):
             by_group.setdefault(row.group, []).append(float(reward))
-        updates = min(config.optim.updates_per_step, num_groups)
-        first_end = round(num_groups / updates)
         needs_kl = config.loss.kl_weight > 0
-        trained = [
-            row
-            for row in rows
-            if row.response_ids and (needs_kl or has_signal(by_group[row.group]))
-        ]
+        teaching = {
+            group for cut in cuts for group in cut if needs_kl or has_signal(by_group[group])
+        }
+        trained = [row for row in rows if row.response_ids and row.group in teaching]
         with self.clock("logprob"):
-            self.updater.fill_old_logprobs([row for row in trained if row.group >= first_end])
+            later = {group for cut in cuts[1:] for group in cut}
+            self.updater.fill_old_logprobs([row for row in trained if row.group in later])
             self.updater.fill_reference_logprobs(trained)
         with self.clock("advantage"):
             shaped = shape_advantages(
@@ -131,14 +148,10 @@ class Trainer:
             )
         return rows, shaped
 
-    def _update(self, rows: Sequence[TrainingRow], num_groups: int) -> None:
+    def _update(self, rows: Sequence[TrainingRow], cuts: Sequence[Sequence[int]]) -> None:
         with self.clock("update"):
-            for batch in cut_mini_batches(
-                rows,
-                num_groups,
-                self.config.optim.updates_per_step,
-                keep_all=self.config.loss.kl_weight > 0,
-            ):
+            keeps_all = self.config.loss.kl_weight > 0
+            for batch in cut_mini_batches(rows, cuts, keep_all=keeps_all):
                 self.updater.apply(batch)
 
     def _remember(self, rollouts: Sequence[Rollout], prompts: Sequence[Prompt], step: int) -> None:
