@@ -6,7 +6,8 @@ Reward workers start before torch has threads; the engine comes after the model 
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.data import PromptSampler, PromptSet
-from xrpo_fast.evaluator import Evaluator
+from xrpo_fast.evaluator import Evaluator, MathEquivalence
 from xrpo_fast.exemplars import ExemplarStore, PromptStates
 from xrpo_fast.inputs import (
     BUILTIN_DATA,
@@ -46,13 +47,12 @@ class Parts:
     evaluator: Evaluator
     eval_sets: dict[str, list[Prompt]]
     engine: Engine
-    verifier: Verifier
     checkpoint: Path | None
+    closing: ExitStack = field(default_factory=ExitStack)
+    """Ends the engine and the worker processes."""
 
     def close(self) -> None:
-        """End engine and reward workers."""
-        self.engine.close()
-        self.verifier.close()
+        self.closing.close()
 
 
 def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
@@ -61,15 +61,30 @@ def assemble(config: Config, *, checkpoint: Path | None = None) -> Parts:
     Raises:
         ConfigError, DataError, ModelError: something cannot be used; the message names it.
     """
-    verifier = start_verifier(config)
-    try:
-        return _assemble(config, verifier, checkpoint)
-    except BaseException:
-        verifier.close()
-        raise
+    with ExitStack() as stack:
+        verifier = stack.enter_context(start_verifier(config))
+        equivalent = start_equivalence(config, stack)
+        parts = _assemble(config, verifier, equivalent, checkpoint)
+        stack.callback(parts.engine.close)
+        parts.closing = stack.pop_all()
+        return parts
 
 
-def _assemble(config: Config, verifier: Verifier, checkpoint: Path | None) -> Parts:
+def start_equivalence(config: Config, stack: ExitStack) -> MathEquivalence | None:
+    """What merges the answers that cons@k votes on, where they are mathematics."""
+    if "math" not in config.reward.functions:
+        return None
+    equivalent = MathEquivalence(config.reward.timeout_s, config.reward.options.get("math", {}))
+    stack.callback(equivalent.close)
+    return equivalent
+
+
+def _assemble(
+    config: Config,
+    verifier: Verifier,
+    equivalent: MathEquivalence | None,
+    checkpoint: Path | None,
+) -> Parts:
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     torch.manual_seed(config.run.seed)
@@ -142,13 +157,14 @@ def _assemble(config: Config, verifier: Verifier, checkpoint: Path | None) -> Pa
         ),
         clock=clock,
     )
-    evaluator = Evaluator(engine=engine, verifier=verifier, decode=decode, **limits)
+    evaluator = Evaluator(
+        engine=engine, verifier=verifier, decode=decode, equivalent=equivalent, **limits
+    )
     return Parts(
         trainer=trainer,
         evaluator=evaluator,
         eval_sets=eval_sets,
         engine=engine,
-        verifier=verifier,
         checkpoint=checkpoint,
     )
 

@@ -14,7 +14,7 @@ import xrpo_fast
 from xrpo_fast import assemble, inputs
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.eval_store import fingerprint, questions_fingerprint
-from xrpo_fast.evaluator import Evaluator, MathEquivalence
+from xrpo_fast.evaluator import Evaluator
 from xrpo_fast.policy import Policy, load_policy
 from xrpo_fast.types import Prompt
 
@@ -71,10 +71,7 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
         ConfigError, DataError, ModelError: something cannot be used; the message names it.
     """
     verifier = stack.enter_context(inputs.start_verifier(config))
-    equivalent = None
-    if "math" in config.reward.functions:
-        equivalent = MathEquivalence(config.reward.timeout_s, config.reward.options.get("math", {}))
-        stack.callback(equivalent.close)
+    equivalent = assemble.start_equivalence(config, stack)
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     device = assemble.choose_device(config.run.device)

@@ -86,8 +86,26 @@ class Policy:
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        scaling = getattr(self.model.config, "logits_scaling", None)
-        return logits / scaling if scaling else logits
+        divisor = getattr(self.model.config, "logits_scaling", None) or 1.0
+        factor = getattr(self.model.config, "logit_scale", None) or 1.0
+        return logits if divisor == factor else logits * (factor / divisor)
+
+    @torch.no_grad()
+    def check_head(self) -> None:
+        """Raises ModelError where the model's logits are not those that `token_logprobs` scores:
+        architectures bend them in ways of their own, and log-probs of others would train nonsense.
+        """
+        ids = torch.arange(4, device=self.device)[None] % self.model.config.vocab_size
+        hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        own = self._logits(self.model.get_output_embeddings(), hidden)
+        expected = self.model(input_ids=ids, use_cache=False).logits
+        if not torch.allclose(own, expected, rtol=1e-3, atol=1e-4):
+            raise ModelError(
+                "model.path: expected logits of the output head, divided by logits_scaling, "
+                "times logit_scale or capped by final_logit_softcapping, got others from "
+                f"{type(self.model).__name__}, off by {(own - expected).abs().max():.3g}; "
+                "this architecture is not supported"
+            )
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The full float32 state dict, tied heads included: an engine that is not handed the head
@@ -125,10 +143,9 @@ class Policy:
 def has_plain_head(model: Any) -> bool:
     """True where logits are head(hidden) and nothing else, so that they can be cut in chunks."""
     config = model.config
-    bent = getattr(config, "final_logit_softcapping", None) or getattr(
-        config, "logits_scaling", None
-    )
-    return isinstance(model.get_output_embeddings(), nn.Linear) and not bent
+    bends = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    is_bent = any(getattr(config, name, None) for name in bends)
+    return isinstance(model.get_output_embeddings(), nn.Linear) and not is_bent
 
 
 def load_policy(
@@ -171,6 +188,7 @@ def load_policy(
             f"model.path: expected an end-of-sequence token in the tokenizer or the generation "
             f"config of {config.path!r}, got none; responses would never end"
         )
+    policy.check_head()
     return policy
 
 

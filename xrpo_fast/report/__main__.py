@@ -12,11 +12,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m xrpo_fast.report", description=__doc__)
     parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("report.html"), help="page to write (%(default)s)"
+        "-o", "--out", type=Path, help="page to write (report.html: of one run in its folder)"
     )
     options = parser.parse_args(arguments)
+    folder = options.run_dirs[0] if len(options.run_dirs) == 1 else Path()
     try:
-        print(write_report(options.run_dirs, options.out))
+        print(write_report(options.run_dirs, options.out or folder / "report.html"))
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -128,6 +128,21 @@ def make_policy(policy_class: type[Policy], function: str, options: dict[str, An
     return policy_class(**options)
 
 
+def check_options(options: dict[str, dict[str, Any]]) -> None:
+    """Raises ValueError for an option that a function does not have, before any worker starts."""
+    for function, given in options.items():
+        if function == "math":
+            from xrpo_fast.rewards.math import MathPolicy
+
+            make_policy(MathPolicy, function, given)
+        elif function == "code":
+            from xrpo_fast.rewards.code import CodePolicy
+
+            make_policy(CodePolicy, function, given)
+        else:
+            _refuse_options(function, given)
+
+
 class ItemScorer:
     """All functions of a run on one item, as a JSON-able dict.
 
@@ -222,8 +237,6 @@ def _refuse_options(function: str, options: dict[str, Any]) -> None:
 def _load_exact(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.rewards.exact import extract_exact, verify_exact
 
-    _refuse_options("exact", options)
-
     return lambda item: Score(
         float(verify_exact(item["text"], item["answer"])),
         extract_exact(item["text"]),
@@ -232,8 +245,6 @@ def _load_exact(options: dict[str, Any]) -> Scorer:
 
 def _load_symbols(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.tasks import symbols
-
-    _refuse_options("builtin:symbols", options)
 
     return lambda item: Score(
         float(symbols.verify(item["text"], item["answer"])), symbols.extract(item["text"])
@@ -263,7 +274,6 @@ def _load_code(options: dict[str, Any]) -> Scorer:
 def _load_reasoning_gym(options: dict[str, Any]) -> Scorer:
     from xrpo_fast.rewards.gym import ReasoningGymScorer
 
-    _refuse_options("reasoning_gym", options)
     return ReasoningGymScorer()
 
 

@@ -5,7 +5,13 @@ import math
 from collections import deque
 from typing import Any
 
-from xrpo_fast.rewards.functions import ItemScorer, RewardContractError, make_policy, part_names
+from xrpo_fast.rewards.functions import (
+    ItemScorer,
+    RewardContractError,
+    check_options,
+    make_policy,
+    part_names,
+)
 from xrpo_fast.rewards.pool import PoolResult, WorkerPool
 from xrpo_fast.types import Prompt, Verdict
 
@@ -93,7 +99,7 @@ class Verifier:
         verdicts = [(key, self._judge(result)) for key, result in self._backend.poll(timeout_s)]
         if len(self._recent_errors) >= MIN_JUDGED_ITEMS and self.error_frac > self._max_error_frac:
             raise RuntimeError(
-                f"rewards.max_error_frac: expected at most {self._max_error_frac:.1%} of "
+                f"reward.max_error_frac: expected at most {self._max_error_frac:.1%} of "
                 f"verifications to fail, got {self.error_frac:.1%} of the latest "
                 f"{len(self._recent_errors)} with {', '.join(self._functions)}; last error: "
                 f"{self._last_error}"
@@ -185,6 +191,7 @@ def make_verifier(
     options = dict(options or {})
     if unknown := set(options) - set(functions):
         raise ValueError(f"options: expected names among {functions}, got {sorted(unknown)}")
+    check_options(options)
     unbounded = {"math", "code", "reasoning_gym"} & set(functions)
     if workers < 0 or (workers == 0 and unbounded):
         least = f">= 1 for {sorted(unbounded)}" if unbounded else ">= 0"
