@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 namespace xrpo {
@@ -17,8 +18,8 @@ inline std::uint64_t mix_bits(std::uint64_t x) noexcept {  // splitmix64's final
     return x ^ (x >> 31);
 }
 
-// Visits 0 .. count-1 in four chains: with one, each addition or comparison would wait for the last.
-constexpr std::size_t LANES = 4;
+// Visits 0 .. count-1 in eight chains: with one, each addition or comparison would wait for the last.
+constexpr std::size_t LANES = 8;
 
 template <class Visit>
 void in_lanes(std::size_t count, const Visit& visit) {
@@ -54,7 +55,8 @@ double order_free_sum(std::size_t count, double top, const Value& value) noexcep
         high[lane] += head;
         low[lane] += ((term - head) + fine) - fine;
     });
-    return ((high[0] + high[1]) + (high[2] + high[3])) + ((low[0] + low[1]) + (low[2] + low[3]));
+    return std::accumulate(high.begin(), high.end(), 0.0) +
+           std::accumulate(low.begin(), low.end(), 0.0);
 }
 
 inline double order_free_sum(const std::vector<double>& values) noexcept {
