@@ -30,6 +30,7 @@ STAGES = {
     "templates": "types config",
     "data": "types layouts sources templates",
     "planner": "_native",
+    "branching": "types config",
     "exemplars": "types",
     "rollouts": "types",
     "rewards": "types [tasks]",
@@ -52,12 +53,13 @@ EVERY_STAGE = " ".join([*SHARED, *STAGES])
 
 ROOTS = {
     "schedule": "types metrics planner rewards",
+    "tree": "types config branching metrics planner rewards schedule",
     "seeding": "types data exemplars templates schedule",
     "update": "types config metrics batching objectives policy",
-    "trainer": f"{EVERY_STAGE} schedule seeding update",
+    "trainer": f"{EVERY_STAGE} schedule tree seeding update",
     "evaluator": "types estimators rewards schedule",
     "inputs": "types config data rewards tasks templates",
-    "assemble": f"{EVERY_STAGE} schedule seeding update trainer evaluator inputs",
+    "assemble": f"{EVERY_STAGE} schedule tree seeding update trainer evaluator inputs",
     "dry_run": "config inputs policy metrics assemble",
     "session": f"{EVERY_STAGE} trainer assemble evaluator [report]",
     "train": f"{EVERY_STAGE} [dry_run] [assemble] [session]",

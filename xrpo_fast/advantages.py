@@ -4,6 +4,8 @@
     A_i  += min(max(w (1 - eta_i), 0), clip A_i) for solved rows with A_i > 0,
             eta_i = exp(s_i - mean of s over the prompt's unseeded rows)
 
+or, for the leaves of trees, `tree_advantages`.
+
 Source: arXiv 2510.06672; choices where it is silent are listed in the README.
 """
 
@@ -12,9 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from xrpo_fast.config import IclConfig, LossConfig, NoveltyConfig
+from xrpo_fast.config import IclConfig, LossConfig, NoveltyConfig, TreeConfig
 from xrpo_fast.ops import XrpoAdvantages, xrpo_advantages
 from xrpo_fast.types import Rollout, TrainingRow
+
+WHITENING_EPS = 1e-6
+"""Added to the standard deviation, as in the group advantage."""
 
 
 def make_rows(rollouts: Sequence[Rollout], icl: IclConfig) -> list[TrainingRow]:
@@ -52,11 +57,12 @@ def shape_advantages(
     *,
     loss: LossConfig,
     novelty: NoveltyConfig,
+    tree: TreeConfig,
 ) -> XrpoAdvantages:
     """Advantages of rows that are ordered by group, as a host tensor per row (S,)."""
     scores = sequence_scores(rows, rollouts, novelty)
     counts = np.bincount([row.group for row in rows])
-    return xrpo_advantages(
+    shaped = xrpo_advantages(
         torch.from_numpy(rewards),
         scores=torch.from_numpy(scores),
         cu_groups=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)])),
@@ -66,6 +72,58 @@ def shape_advantages(
         novelty_clip=novelty.clip,
         scale=loss.scale,
     )
+    if tree.enabled:
+        counted = [0 if is_left_out(r, loss) else r.num_tokens for r in rollouts]
+        ancestors = [rollout.ancestors for rollout in rollouts]
+        own = tree_advantages(rewards, [row.group for row in rows], ancestors, counted)
+        shaped = shaped._replace(advantages=torch.from_numpy(own), base=torch.from_numpy(own))
+    return shaped
+
+
+def tree_advantages(
+    rewards: np.ndarray,
+    groups: Sequence[int],
+    ancestors: Sequence[Sequence[int]],
+    num_tokens: Sequence[int],
+) -> np.ndarray:
+    """Mean lead of a leaf over the subtrees it is in, whitened over the step's tokens.
+
+        A_i = mean_j (R_i - mean of R over the leaves below j), j = root, and each deeper ancestor
+              with more than one leaf below it
+        A_i = (A_i - mean) / (std + eps), mean and std (ddof 0) over all tokens
+
+    Args:
+        rewards:    (S,) float64; NaN = unscored: in no mean, advantage 0.
+        groups:     (S,) the tree of each leaf.
+        ancestors:  segments in front of each leaf's last one, root first, by number in the tree.
+        num_tokens: (S,) tokens of each leaf that the loss counts.
+    Returns:
+        (S,) float64. Exactly 0 for leaves without tokens, and in trees whose scored rewards are all
+        equal: DAPO's filter drops them, so their tokens do not enter the whitening either.
+    Source: TreePO, arXiv:2508.17445; the filter from DAPO, arXiv:2503.14476.
+    """
+    group = np.asarray(groups)
+    depths = np.array([len(path) for path in ancestors])
+    leaf = np.repeat(np.arange(len(rewards)), depths)
+    number = np.concatenate([np.asarray(path, dtype=np.int64) for path in ancestors])
+    _, node = np.unique(group[leaf] * (number.max() + 1) + number, return_inverse=True)
+    is_scored = ~np.isnan(rewards)
+    known = np.where(is_scored, rewards, 0.0)
+    sizes = np.bincount(node, weights=is_scored[leaf])
+    means = np.bincount(node, weights=known[leaf]) / np.maximum(sizes, 1)
+    is_root = np.arange(len(leaf)) == (np.cumsum(depths) - depths)[leaf]
+    counts = is_root | (sizes[node] > 1)
+    leads = np.bincount(leaf, weights=counts * (known[leaf] - means[node]))
+    leads /= np.bincount(leaf, weights=counts)
+
+    low, high = np.full((2, group.max() + 1), [[np.inf], [-np.inf]])
+    np.minimum.at(low, group[is_scored], rewards[is_scored])
+    np.maximum.at(high, group[is_scored], rewards[is_scored])
+    tokens = np.asarray(num_tokens) * (is_scored & (low < high)[group])
+    total = max(tokens.sum(), 1)
+    mean = (tokens * leads).sum() / total
+    std = np.sqrt((tokens * (leads - mean) ** 2).sum() / total)
+    return np.where(tokens > 0, (leads - mean) / (std + WHITENING_EPS), 0.0)
 
 
 def sequence_scores(
@@ -113,11 +171,15 @@ def fill_advantages(
     for i, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
         row.advantage = float(advantages[i])
         row.token_weight = float(weights[i])
-        is_left_out = loss.truncated == "mask" and rollout.is_truncated
-        if is_left_out or np.isnan(rewards[i]):
+        if is_left_out(rollout, loss) or np.isnan(rewards[i]):
             row.token_weight = 0.0
         if rollout.is_seeded and not _trains(rollout, icl.train_prompt):
             row.advantage, row.is_trained = 0.0, False
+
+
+def is_left_out(rollout: Rollout, loss: LossConfig) -> bool:
+    """Whether a row is in neither numerator nor denominator of the loss."""
+    return loss.truncated == "mask" and rollout.is_truncated
 
 
 def _trains(seeded: Rollout, train_prompt: str) -> bool:

@@ -33,6 +33,7 @@ from xrpo_fast.rollouts import choose_engine, make_engine
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
 from xrpo_fast.trainer import Trainer
+from xrpo_fast.tree import TreeCollector
 from xrpo_fast.types import Engine, Prompt, Sampling
 from xrpo_fast.update import Updater
 
@@ -135,12 +136,13 @@ def _assemble(
         engine=engine,
         engine_dtype=engine_dtype(config, policy),
         planner=planner,
-        collector=Collector(
+        collector=make_collector(
+            config,
+            seeder,
             engine=engine,
             planner=planner,
             verifier=verifier,
             decode=decode,
-            seeder=seeder,
             clock=clock,
             **limits,
         ),
@@ -167,6 +169,15 @@ def _assemble(
         engine=engine,
         checkpoint=checkpoint,
     )
+
+
+def make_collector(
+    config: Config, seeder: PromptSeeder | None, **shared: Any
+) -> Collector | TreeCollector:
+    """Rollouts one by one, or as trees."""
+    if config.tree.enabled:
+        return TreeCollector(tree=config.tree, **shared)
+    return Collector(seeder=seeder, **shared)
 
 
 def make_decode(config: Config, policy: Policy) -> Callable[[Sequence[int]], str]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo"]
+Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo", "treepo"]
 
 
 class ConfigError(ValueError):
@@ -114,6 +114,20 @@ class PlannerConfig(Section):
     """What T counts in the exploration bonus."""
     history: bool = False
     """Carry a Beta prior per prompt across steps and allocate by expected yield."""
+
+
+class TreeConfig(Section):
+    enabled: bool = False
+    """Rollouts of a prompt grow as one tree of shared segments (TreePO), and their advantages come
+    from its subtrees."""
+    segment_tokens: int = Field(default=512, ge=1)
+    """Tokens between two points where a path may fork."""
+    min_fanout: int = Field(default=2, ge=1)
+    """Fewest paths that start at the prompt."""
+    max_fanout: int = Field(default=8, ge=1)
+    """Most; the number is drawn per prompt and step."""
+    max_depth: int = Field(default=14, ge=1)
+    """Most segments of a response; one that has not ended then counts as truncated."""
 
 
 class IclConfig(Section):
@@ -249,6 +263,7 @@ class Config(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     planner: PlannerConfig = Field(default_factory=PlannerConfig)
+    tree: TreeConfig = Field(default_factory=TreeConfig)
     icl: IclConfig = Field(default_factory=IclConfig)
     novelty: NoveltyConfig = Field(default_factory=NoveltyConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
@@ -321,5 +336,38 @@ class Config(Section):
             raise ValueError(
                 f"reward.weights: expected one per function = {len(self.reward.functions)}, "
                 f"got {len(self.reward.weights)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> "Config":
+        width = self.rollout.rollouts_per_prompt
+        if not self.tree.enabled:
+            return self
+        if self.planner.allocation != "uniform":
+            raise ValueError(
+                'planner.allocation: expected "uniform" with tree.enabled (all trees have the same '
+                f'width), got "{self.planner.allocation}"; set it, or use algorithm = "treepo"'
+            )
+        if width % 1 or width < self.tree.min_fanout:
+            raise ValueError(
+                f"rollout.rollouts_per_prompt: expected a whole number >= tree.min_fanout = "
+                f"{self.tree.min_fanout} with tree.enabled (the leaves of a tree), got {width:g}"
+            )
+        if self.tree.max_fanout < self.tree.min_fanout:
+            raise ValueError(
+                f"tree.max_fanout: expected at least tree.min_fanout = {self.tree.min_fanout}, "
+                f"got {self.tree.max_fanout}"
+            )
+        for key, is_on in (("icl", self.icl.enabled), ("novelty", self.novelty.enabled)):
+            if is_on:
+                raise ValueError(
+                    f"{key}.enabled: expected false with tree.enabled (its rollouts share "
+                    f'segments), got true; set it, or use algorithm = "treepo"'
+                )
+        if self.loss.scale != "batch":
+            raise ValueError(
+                'loss.scale: expected "batch" with tree.enabled (its advantages are whitened over '
+                f'the step), got "{self.loss.scale}"; set it, or use algorithm = "treepo"'
             )
         return self

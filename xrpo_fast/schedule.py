@@ -185,12 +185,7 @@ class Collector:
 
     def _advance(self, run: _Step) -> list[int]:
         """One engine step; hands what finished to the verifier. Ids that finished."""
-        start = time.perf_counter()
-        completions = self.engine.step()
-        seconds = time.perf_counter() - start
-        idle_s = seconds * self._idle_frac(run, completions)
-        self.clock.add("generate", seconds - idle_s)
-        self.clock.add("barrier_idle", idle_s)
+        completions = timed_step(self.engine, run.num_running, self.clock)
         run.num_running -= len(completions)
         with self.clock("verify"):
             for completion in completions:
@@ -207,13 +202,6 @@ class Collector:
                 )
             run.verdicts.update(self.verifier.poll())
         return [completion.request.id for completion in completions]
-
-    def _idle_frac(self, run: _Step, completions: list[Completion]) -> float:
-        """Share of the engine's slots that had nothing to do in the step just made."""
-        if not self.engine.is_streaming:
-            return barrier_idle_frac([len(completion.token_ids) for completion in completions])
-        slots = self.engine.num_slots
-        return 1.0 - min(run.num_running, slots) / slots
 
     def _await_verdicts(self, run: _Step, ids: set[int]) -> None:
         with self.clock("verify"):
@@ -244,6 +232,20 @@ class Collector:
             )
             for i in ids
         ]
+
+
+def timed_step(engine: Engine, num_running: int, clock: Clock) -> list[Completion]:
+    """One engine step; its seconds go to generation, but for the share of slots that stood idle."""
+    start = time.perf_counter()
+    completions = engine.step()
+    seconds = time.perf_counter() - start
+    if engine.is_streaming:
+        idle_frac = 1.0 - min(num_running, engine.num_slots) / engine.num_slots
+    else:
+        idle_frac = barrier_idle_frac([len(completion.token_ids) for completion in completions])
+    clock.add("generate", seconds * (1.0 - idle_frac))
+    clock.add("barrier_idle", seconds * idle_frac)
+    return completions
 
 
 def barrier_idle_frac(lengths: Sequence[int]) -> float:

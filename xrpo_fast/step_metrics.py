@@ -12,6 +12,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """reward/*, groups/*, completions/*, tokens/*, planner/* and icl/* of one step."""
     rewards = np.array([rollout.verdict.reward for rollout in rollouts])
     lengths = np.array([rollout.num_tokens for rollout in rollouts])
+    num_shared = sum(rollout.num_shared_tokens for rollout in rollouts)
+    num_generated = int(lengths.sum()) - num_shared
     scored = rewards[~np.isnan(rewards)]
     groups: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -26,13 +28,14 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "completions/max_length": int(lengths.max()) if len(lengths) else 0,
         "completions/truncated_frac": _mean([rollout.is_truncated for rollout in rollouts]),
         "completions/duplicate_frac": _duplicate_frac(groups),
-        "tokens/generated": int(lengths.sum()),
+        "tokens/generated": num_generated,
+        "tokens/shared_frac": num_shared / max(num_generated + num_shared, 1),
         "tokens/prompt": sum(len(rollout.completion.request.prompt_ids) for rollout in rollouts),
     }
     for name in sorted({name for rollout in rollouts for name in rollout.verdict.parts}):
         parts = [r.verdict.parts[name] for r in rollouts if name in r.verdict.parts]
         values[f"reward/{name}/mean"] = _mean([part for part in parts if not np.isnan(part)])
-    values.update(_group_metrics(groups, int(lengths.sum())))
+    values.update(_group_metrics(groups, num_generated))
     values.update(_tier_metrics(rollouts))
     values.update(_seeding_metrics(rollouts, groups))
     return values

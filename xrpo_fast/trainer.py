@@ -25,6 +25,7 @@ from xrpo_fast.policy import Policy
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
 from xrpo_fast.step_metrics import has_signal, novelty_metrics, rollout_metrics
+from xrpo_fast.tree import TreeCollector
 from xrpo_fast.types import Engine, Prompt, Rollout, TrainingRow
 from xrpo_fast.update import Updater
 
@@ -49,7 +50,7 @@ class Trainer:
     engine: Engine
     engine_dtype: torch.dtype
     planner: RolloutPlanner
-    collector: Collector
+    collector: Collector | TreeCollector
     seeder: PromptSeeder | None
     exemplars: ExemplarStore | None
     states: PromptStates | None
@@ -136,7 +137,12 @@ class Trainer:
             self.updater.fill_reference_logprobs(trained)
         with self.clock("advantage"):
             shaped = shape_advantages(
-                rows, rollouts, rewards, loss=config.loss, novelty=config.novelty
+                rows,
+                rollouts,
+                rewards,
+                loss=config.loss,
+                novelty=config.novelty,
+                tree=config.tree,
             )
             fill_advantages(
                 rows,

@@ -144,6 +144,11 @@ class Rollout:
     """Planner round that asked for it; 0 is the base."""
     finish_order: int = 0
     """Order of completion within the step."""
+    ancestors: tuple[int, ...] = ()
+    """Segments in front of its last one, root first, by their number in the prompt's tree; empty
+    for a rollout of its own."""
+    num_shared_tokens: int = 0
+    """Leading tokens that were generated once, for it and for an earlier rollout of its prompt."""
 
     @property
     def is_seeded(self) -> bool:
