@@ -12,7 +12,7 @@ from xrpo_fast.advantages import (
     shape_advantages,
     step_rewards,
 )
-from xrpo_fast.config import IclConfig, LossConfig, NoveltyConfig
+from xrpo_fast.config import IclConfig, LossConfig, NoveltyConfig, TreeConfig
 
 NO_NOVELTY = NoveltyConfig(enabled=False)
 NOVELTY = NoveltyConfig(enabled=True)
@@ -24,7 +24,9 @@ def shaped_rows(rollouts, *, loss=None, novelty=NO_NOVELTY, icl=None):
     loss, icl = loss or LossConfig(), icl or IclConfig()
     rows = make_rows(rollouts, icl)
     rewards = step_rewards(rollouts, loss, MAX_TOKENS)
-    shaped = shape_advantages(rows, rollouts, rewards, loss=loss, novelty=novelty)
+    shaped = shape_advantages(
+        rows, rollouts, rewards, loss=loss, novelty=novelty, tree=TreeConfig()
+    )
     advantages = shaped.advantages.double().numpy()
     fill_advantages(rows, rollouts, rewards, advantages, loss=loss, icl=icl)
     return rows, shaped

@@ -48,7 +48,7 @@ def test_timings_add_up_to_the_step(tmp_path: Path) -> None:
     assert parts == pytest.approx(row["timing_s/step"])
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "gspo", "gspo_token", "dapo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "gspo", "gspo_token", "dapo", "treepo"])
 def test_every_baseline_trains(algorithm: str, tmp_path: Path) -> None:
     text = f'algorithm = "{algorithm}"\n' + CONFIG.read_text().split("\n", 4)[4]
     config = tmp_path / "baseline.toml"

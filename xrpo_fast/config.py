@@ -341,33 +341,29 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_tree(self) -> "Config":
-        width = self.rollout.rollouts_per_prompt
         if not self.tree.enabled:
             return self
-        if self.planner.allocation != "uniform":
-            raise ValueError(
-                'planner.allocation: expected "uniform" with tree.enabled (all trees have the same '
-                f'width), got "{self.planner.allocation}"; set it, or use algorithm = "treepo"'
-            )
+        needs = [
+            ("planner.allocation", self.planner.allocation, "uniform", "trees of equal width"),
+            ("icl.enabled", self.icl.enabled, False, "one prompt for a whole tree"),
+            ("novelty.enabled", self.novelty.enabled, False, "advantages are those of subtrees"),
+            ("loss.scale", self.loss.scale, "batch", "advantages are whitened over the step"),
+        ]
+        for key, value, needed, reason in needs:
+            if value != needed:
+                raise ValueError(
+                    f"{key}: expected {needed!r} with tree.enabled ({reason}), got {value!r}; "
+                    'set it, or use algorithm = "treepo"'
+                )
+        width = self.rollout.rollouts_per_prompt
         if width % 1 or width < self.tree.min_fanout:
             raise ValueError(
-                f"rollout.rollouts_per_prompt: expected a whole number >= tree.min_fanout = "
-                f"{self.tree.min_fanout} with tree.enabled (the leaves of a tree), got {width:g}"
+                "rollout.rollouts_per_prompt: expected a whole number of leaves, at least "
+                f"tree.min_fanout = {self.tree.min_fanout}, with tree.enabled, got {width:g}"
             )
         if self.tree.max_fanout < self.tree.min_fanout:
             raise ValueError(
                 f"tree.max_fanout: expected at least tree.min_fanout = {self.tree.min_fanout}, "
                 f"got {self.tree.max_fanout}"
-            )
-        for key, is_on in (("icl", self.icl.enabled), ("novelty", self.novelty.enabled)):
-            if is_on:
-                raise ValueError(
-                    f"{key}.enabled: expected false with tree.enabled (its rollouts share "
-                    f'segments), got true; set it, or use algorithm = "treepo"'
-                )
-        if self.loss.scale != "batch":
-            raise ValueError(
-                'loss.scale: expected "batch" with tree.enabled (its advantages are whitened over '
-                f'the step), got "{self.loss.scale}"; set it, or use algorithm = "treepo"'
             )
         return self
