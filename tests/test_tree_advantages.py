@@ -72,7 +72,7 @@ def forests(draw: st.DrawFn) -> list[Leaf]:
     """Up to four trees, each grown by hanging nodes below others; leaves below any node."""
     leaves = []
     for tree in range(draw(st.integers(1, 4))):
-        paths = [(0,)]
+        paths: list[tuple[int, ...]] = [(0,)]
         for node in range(1, draw(st.integers(1, 9))):
             paths.append((*draw(st.sampled_from(paths)), node))
         for _ in range(draw(st.integers(1, 8))):
@@ -114,8 +114,7 @@ def test_by_hand() -> None:
 
 
 def test_only_the_root_is_the_mean_of_the_group() -> None:
-    rewards, tokens = np.array([1.0, 0.0, 0.0, 1.0, 0.0]), np.array([3, 9, 2, 4, 8])
-    groups = np.array([0, 0, 0, 1, 1])
+    rewards, tokens, groups = np.array([1.0, 0, 0, 1, 0]), [3, 9, 2, 4, 8], [0, 0, 0, 1, 1]
     leads = rewards - np.array([1 / 3, 1 / 3, 1 / 3, 1 / 2, 1 / 2])
     mean = np.average(leads, weights=tokens)
     std = np.sqrt(np.average((leads - mean) ** 2, weights=tokens))
