@@ -38,7 +38,7 @@ class RunConfig(Section):
 
 class ModelConfig(Section):
     path: str = "builtin:symbols"
-    """Hugging Face folder or id; builtin:symbols is the tiny policy of this package."""
+    """Hugging Face folder or id; builtin:symbols[?seed=N] is the tiny policy of this package."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of forward and backward; weights stay float32. auto: bfloat16 on CUDA, else float32."""
     gradient_checkpointing: bool = False

@@ -13,14 +13,14 @@ from xrpo_fast.assemble import (
 from xrpo_fast.config import Config
 from xrpo_fast.inputs import load_eval_sets, load_training_prompts, make_template, start_verifier
 from xrpo_fast.metrics import check_trackers
-from xrpo_fast.policy import ModelError, model_path
+from xrpo_fast.policy import ModelError, architecture_path
 
 
 def check(config: Config) -> list[str]:
     """What --dry-run checks: model, template, data, rewards, memory. Findings as text."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    path = model_path(config.model.path)
+    path = architecture_path(config.model.path)
     options = {"trust_remote_code": config.model.trust_remote_code}
     choose_device(config.run.device)
     check_streaming(config)

@@ -5,6 +5,8 @@ be bfloat16. Dimensions: B rows, L padded length, T scored tokens, D width, V vo
 """
 
 import copy
+import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 from xrpo_fast.config import ConfigError, ModelConfig
 from xrpo_fast.ops import TokenLogprobs, linear_token_logprobs, token_logprobs
 from xrpo_fast.types import MicroBatch
+
+logger = logging.getLogger(__name__)
 
 MAX_LOGITS_BYTES = 256 * 2**20
 """Logits up to this size are kept for the backward pass; larger ones are recomputed in chunks."""
@@ -193,12 +197,55 @@ def load_policy(
 
 
 def model_path(path: str) -> str:
-    """Folder of the built-in policy, or the path itself."""
-    if path != BUILTIN_MODEL:
+    """Folder of the built-in policy of a seed, or the path itself.
+
+    A policy that is not there yet is warmed up first, which takes minutes and says so.
+    """
+    seed = builtin_seed(path)
+    if seed is None:
+        return path
+    from xrpo_fast.tasks.seeded import WARMUP_CPU_S, cached_policy_dir, policy_dir
+
+    folder = cached_policy_dir(seed)
+    if not folder.exists():
+        logger.info(
+            f"model.path: warming up {path}, once, about {WARMUP_CPU_S} CPU seconds; kept in "
+            f"{folder}"
+        )
+    return str(policy_dir(seed, _log_warmup))
+
+
+def _log_warmup(step: int, num_steps: int) -> None:
+    if step % (num_steps // 7) == 0:
+        logger.info(f"warm-up: step {step}/{num_steps}")
+
+
+def architecture_path(path: str) -> str:
+    """Folder with configuration and tokenizer: those of the built-in policy are shipped, whatever
+    its seed."""
+    if builtin_seed(path) is None:
         return path
     from xrpo_fast.tasks.policy import POLICY_DIR
 
     return str(POLICY_DIR)
+
+
+def builtin_seed(path: str) -> int | None:
+    """Seed of a built-in policy; None for other paths.
+
+    Raises:
+        ModelError: neither builtin:symbols nor builtin:symbols?seed=N.
+    """
+    if not path.startswith("builtin:"):
+        return None
+    name, _, option = path.partition("?")
+    key, _, seed = (option or "seed=0").partition("=")
+    if name != BUILTIN_MODEL or key != "seed" or not re.fullmatch(r"[0-9]+", seed):
+        raise ModelError(
+            f"model.path: expected {BUILTIN_MODEL} or {BUILTIN_MODEL}?seed=N with an integer "
+            f"N >= 0, got {path!r}"
+        )
+    return int(seed)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

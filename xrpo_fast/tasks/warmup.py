@@ -26,6 +26,8 @@ from xrpo_fast.tasks.symbols import TIERS, World
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
+RECIPE = 1
+"""Goes up with any change of the weights that a seed gives: warmed-up policies are kept by it."""
 NUM_STEPS = 1400
 SINGLE_TURN_FRAC = 0.2
 UNIFORM_FROM_FRAC, UNIFORM_TO_FRAC = 0.4, 0.6
