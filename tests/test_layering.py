@@ -69,7 +69,7 @@ ROOTS = {
     "evaluate": f"{EVERY_STAGE} evaluator train [eval_store] [eval_parts] [eval_report]",
     "report": EVERY_STAGE,
     "replay": EVERY_STAGE,
-    "study": f"{EVERY_STAGE} train report",
+    "study": f"{EVERY_STAGE} inputs train report",
     "integrations": EVERY_STAGE,
     "__init__": "",
 }

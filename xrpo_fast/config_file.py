@@ -96,9 +96,9 @@ def load_config(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> 
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"config: expected a TOML file, got {path}: {error}") from None
     for key, text in overrides:
-        _set(values, key, _parse(key, text))
+        set_key(values, key, _parse(key, text))
     if not _get(values, "run.name"):
-        _set(values, "run.name", path.stem)
+        set_key(values, "run.name", path.stem)
     return make_config(values)
 
 
@@ -150,7 +150,8 @@ def _parse(key: str, text: str) -> Any:
         return text
 
 
-def _set(values: dict[str, Any], key: str, value: Any) -> None:
+def set_key(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set section.key in nested tables."""
     *sections, last = key.split(".")
     for section in sections:
         values = values.setdefault(section, {})

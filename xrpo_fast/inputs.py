@@ -58,13 +58,18 @@ def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet
     )
 
 
-def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[Prompt]]:
-    """Held-out sets by name; the built-in task brings its own."""
+def eval_sources(config: Config) -> dict[str, str]:
+    """Sources of the held-out sets by name; the built-in task brings its own."""
     sources = dict(config.data.eval)
     if not sources and config.data.train.startswith(BUILTIN_DATA):
         sources = {"heldout": config.data.train}
+    return sources
+
+
+def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[Prompt]]:
+    """Held-out sets by name."""
     sets = {}
-    for name, source in sources.items():
+    for name, source in eval_sources(config).items():
         loaded = load_prompts(
             source,
             template=template,

@@ -52,7 +52,7 @@ _MARGINS_IN = (0.42, 0.1, 0.46, 0.14)
 # Steps averaged for the firm line: noise of single steps hides the trend.
 SMOOTHED_FRAC = 0.05
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.edgecolor": GRID,
@@ -104,7 +104,7 @@ def canvas(
     *, height: float = HEIGHT_IN, width: float = WIDTH_IN, x_label: str = "step"
 ) -> Iterator[tuple[Figure, Axes]]:
     """A styled figure and its axes, which stand at the same place in all charts."""
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         left, right, bottom, top = _MARGINS_IN
         figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
@@ -163,7 +163,7 @@ def frame(axis: Axes, values: Sequence[np.ndarray]) -> None:
 def to_svg(chart: Chart) -> str:
     """Inline SVG: scales with the page, takes its colours and font from the page's style."""
     buffer = io.StringIO()
-    with rc_context({**_STYLE, "svg.hashsalt": chart.name}):
+    with rc_context({**STYLE, "svg.hashsalt": chart.name}):
         chart.figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -179,5 +179,5 @@ def to_svg(chart: Chart) -> str:
 
 def save_png(chart: Chart, folder: Path) -> None:
     """The chart in the light theme's colours, on white."""
-    with rc_context({**_STYLE, "savefig.transparent": False}):
+    with rc_context({**STYLE, "savefig.transparent": False}):
         chart.figure.savefig(folder / f"{chart.name}.png", dpi=130, facecolor="white")

@@ -1,0 +1,163 @@
+import csv
+import json
+
+import pytest
+
+from xrpo_fast.config import ConfigError
+from xrpo_fast.config_file import dump_config
+from xrpo_fast.study.__main__ import main
+from xrpo_fast.study.output import write_results
+from xrpo_fast.study.results import collect
+from xrpo_fast.study.state import state_of, states_of
+from xrpo_fast.study.study_file import load_study
+from xrpo_fast.study.tables import to_markdown
+
+ACCURACIES = {
+    "xrpo-seed0": [0.1, 0.5, 0.9],
+    "xrpo-seed1": [0.2, 0.6, 1.0],
+    "grpo-seed0": [0.1, 0.2, 0.7],
+    "grpo-seed1": [0.2, 0.3, 0.8],
+}
+
+
+@pytest.fixture
+def study(write_study, write_run):
+    """Two arms, two seeds, all finished, XRPO .2 ahead in both."""
+    study = load_study(write_study())
+    for run in study.runs:
+        write_run(run, ACCURACIES[run.name])
+    return study
+
+
+def test_arms_are_compared_paired(study):
+    results = collect(study, states_of(study))
+    xrpo, grpo = results.arms
+    assert xrpo.final["pass@1"].mean == pytest.approx(0.95)
+    assert xrpo.final["pass@1"].by_seed == {0: 0.9, 1: 1.0}
+    assert not xrpo.differences
+    gap = grpo.differences["pass@1"]
+    assert (gap.mean, gap.low, gap.high) == pytest.approx((-0.2, -0.2, -0.2))
+    # .5: XRPO after 2 and 1.5 steps, GRPO after 3.2 and 2.8.
+    assert grpo.ratios["steps"]["50%"].least == pytest.approx(3.5 / 6.0)
+    found = grpo.ratios["steps"]["90%"]
+    assert (found.least, found.most) == (0.0, pytest.approx((4 + 3.5) / 8))
+    assert results.missing == []
+
+
+def test_tables_show_bounds_and_differences(study):
+    text = to_markdown(collect(study, states_of(study)), "two arms")
+    assert "| xrpo | 2 | .950 [.900, 1.000] |" in text
+    assert "| grpo | -.200 [-.200, -.200] |" in text
+    assert "| xrpo : grpo | 0.58 [" in text
+    assert "| xrpo : grpo | < 0.94 [0.00, " in text
+    assert "| grpo | 3 [3, 3] | > 4 |" in text
+
+
+def test_outputs_are_written_and_hold_every_seed(study):
+    results = collect(study, states_of(study))
+    paths = write_results(study, results, "two arms", "a command")
+    assert {path.name for path in paths} == {
+        "results.json",
+        "results.csv",
+        "results.md",
+        "learning_curves.png",
+        "steps_to_target.png",
+        "final.png",
+        "mechanisms.png",
+    }
+    assert all(path.stat().st_size for path in paths)
+    saved = json.loads(paths[0].read_text())
+    assert saved["command"] == "a command"
+    assert saved["versions"]["torch"]
+    assert saved["arms"][1]["runs"][1]["accuracy"] == [0.2, 0.3, 0.8]
+    with paths[1].open() as file:
+        rows = {(r["arm"], r["seed"], r["metric"]): r for r in csv.DictReader(file)}
+    assert rows["grpo", "1", "final/pass@1"]["value"] == "0.8"
+    assert rows["grpo", "1", "steps_to/90%"]["is_lower_bound"] == "True"
+
+
+def test_unlike_engines_have_no_ratio_of_seconds(write_study, write_run):
+    study = load_study(write_study("", "[arms.xrpo]\n[arms.grpo]\nrollout.engine = 'vllm'"))
+    for run in study.runs:
+        write_run(run, ACCURACIES[run.name])
+    results = collect(study, states_of(study))
+    assert "seconds" not in results.arms[1].ratios
+    assert results.arms[1].ratios["steps"]
+    assert any("seconds are not compared" in note for note in results.notes)
+
+
+def test_more_rollouts_than_the_budget_are_noted(study):
+    path = study.runs[0].path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"planner/rollouts": 72', '"planner/rollouts": 80', 1))
+    notes = collect(study, states_of(study)).notes
+    assert "xrpo-seed0: spent more than 72 rollouts in 1 steps, first in 1." in notes
+
+
+def test_unfinished_runs_are_listed_and_not_counted(study):
+    path = study.runs[0].path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:20])
+    results = collect(study, states_of(study))
+    assert results.missing == ["xrpo-seed0: broken off before its first checkpoint"]
+    xrpo, grpo = results.arms
+    assert [run.seed for run in xrpo.runs] == [1]
+    assert list(grpo.differences["pass@1"].by_seed) == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'not json\n{"step": 1}\n',
+        '{"step": 0}\n{"step": 2}\n',
+        "[1, 2]\n",
+    ],
+    ids=["garbage", "a step is missing", "no objects"],
+)
+def test_unreadable_metrics_are_listed_and_not_run_again(study, text):
+    run = study.runs[0]
+    (run.path / "metrics.jsonl").write_text(text)
+    state = state_of(run, "heldout")
+    assert state.kind == "unreadable"
+    assert f"{run.name}: cannot be read (" in collect(study, states_of(study)).missing[0]
+
+
+def test_a_finished_run_without_numbers_is_listed(study):
+    path = study.runs[0].path / "metrics.jsonl"
+    path.write_text(path.read_text().replace("tokens/generated", "tokens/made"))
+    missing = collect(study, states_of(study)).missing
+    assert missing == [
+        "xrpo-seed0: cannot be read (tokens/generated: expected a number at step 1, got None)"
+    ]
+
+
+def test_a_folder_of_another_config_is_an_error_that_names_the_key(study):
+    run = study.runs[0]
+    changed = dump_config(run.config).replace("learning_rate = 0.0005", "learning_rate = 0.0001")
+    (run.path / "config.toml").write_text(changed)
+    with pytest.raises(ConfigError, match=r"arms.xrpo: expected optim.learning_rate = 0.0005 in"):
+        states_of(study)
+
+
+def test_a_folder_without_a_config_is_an_error(study):
+    (study.runs[0].path / "config.toml").unlink()
+    with pytest.raises(ConfigError, match=r"output_dir: expected the run folder .*xrpo-seed0"):
+        states_of(study)
+
+
+def test_report_only_writes_what_is_finished(write_study, write_run, capsys):
+    path = write_study()
+    for run in load_study(path).runs[:3]:
+        write_run(run, ACCURACIES[run.name])
+    assert main([str(path), "--report-only"]) == 0
+    assert "missing: grpo-seed1: not run yet" in capsys.readouterr().out
+
+
+def test_report_only_of_nothing_says_so(write_study, tmp_path):
+    assert main([str(write_study()), "--report-only"]) == 0
+    assert "No run is finished." in (tmp_path / "out" / "results.md").read_text()
+    assert not (tmp_path / "out" / "learning_curves.png").exists()
+
+
+def test_a_bad_study_file_exits_with_2(write_study, capsys):
+    assert main([str(write_study("sed = 1"))]) == 2
+    assert "error: sed: unknown key" in capsys.readouterr().err

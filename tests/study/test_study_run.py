@@ -1,0 +1,106 @@
+"""Real runs: a small study from start to end, broken off, resumed, failed."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from xrpo_fast.study.__main__ import main
+from xrpo_fast.study.state import states_of
+from xrpo_fast.study.study_file import load_study
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.slow
+def test_study_runs_once_and_is_then_complete(write_study, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = write_study("[common]\nrun.steps = 2")
+    assert main([str(path)]) == 0
+    assert {state.kind for state in states_of(load_study(path)).values()} == {"finished"}
+    saved = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [len(arm["runs"]) for arm in saved["arms"]] == [2, 2]
+    assert saved["arms"][0]["runs"][0]["steps"] == [0, 2]
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*/metrics.jsonl")}
+    capsys.readouterr()
+    assert main([str(path)]) == 0
+    assert "4 of 4 runs are there already" in capsys.readouterr().out
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    # A key that changes the numbers must not reuse them.
+    path.write_text(path.read_text() + "[arms.grpo.optim]\nlearning_rate = 1e-3\n")
+    assert main([str(path)]) == 2
+    assert "arms.grpo: expected optim.learning_rate = 0.001" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_broken_off_goes_on_with_the_same_numbers(write_study, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    path = write_study("seeds = [0]", "[arms.xrpo]")
+    assert main([str(path)]) == 0
+    metrics = tmp_path / "out" / "xrpo-seed0" / "metrics.jsonl"
+    whole = [json.loads(line) for line in metrics.read_text().splitlines()]
+    last = tmp_path / "out" / "xrpo-seed0" / "checkpoints" / "step_4"
+    last.rename(tmp_path / "gone")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in whole[:4]))
+    state = states_of(load_study(path))["xrpo-seed0"]
+    assert (state.kind, state.steps_done) == ("partial", 2)
+    assert main([str(path)]) == 0
+    again = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in again] == [0, 1, 2, 3, 4]
+    assert [row.get("loss") for row in again] == [row.get("loss") for row in whole]
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_reported_and_the_others_go_on(write_study, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arms = "[arms.broken]\nicl.embedder = '/no/such/folder'\n[arms.grpo]\nalgorithm = 'grpo'"
+    path = write_study("seeds = [0]\n[common]\nrun.steps = 2", arms)
+    assert main([str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "broken-seed0: failed with exit code" in out
+    assert "/no/such/folder" in out
+    assert states_of(load_study(path))["grpo-seed0"].kind == "finished"
+    assert "missing: broken-seed0: not run yet" in out
+
+
+def test_ctrl_c_stops_the_run_with_a_checkpoint(write_study, tmp_path):
+    path = write_study("seeds = [0]\n[common]\nrun.steps = 5000", "[arms.grpo]\nalgorithm='grpo'")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xrpo_fast.study", str(path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=dict(os.environ, COLUMNS="200"),
+    )
+    metrics = tmp_path / "out" / "grpo-seed0" / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, out
+    assert "grpo-seed0: stopped; the same command goes on with it" in out
+    state = states_of(load_study(path))["grpo-seed0"]
+    assert state.kind == "partial"
+    assert state.steps_done == json.loads(metrics.read_text().splitlines()[-1])["step"]
+
+
+def test_two_studies_do_not_share_a_folder(write_study, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    with (tmp_path / "out" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main([str(write_study())]) == 2
+    assert "output_dir: expected no other study at work in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [[], ["--report-only"]])
+def test_a_missing_study_file_exits_with_2(tmp_path, capsys, flag):
+    assert main([str(tmp_path / "none.toml"), *flag]) == 2
+    assert "error: study: expected an existing file" in capsys.readouterr().err

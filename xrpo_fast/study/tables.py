@@ -1,0 +1,243 @@
+"""results.md: the tables that a reader sees first."""
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table
+
+from xrpo_fast.study.measure import MECHANISMS, UNITS
+from xrpo_fast.study.resampling import Estimate, MeanCost, Ratio
+from xrpo_fast.study.results import ArmResult, Results
+
+NONE = "-"
+PLACES = {"answer_tokens": 1, "rollouts_per_step": 0}
+TIERS = {"vhard": "very hard"}
+
+
+def to_markdown(results: Results, title: str) -> str:
+    """All tables of a study, what is missing, and how to read them."""
+    parts = [f"# {title}", _opening(results)]
+    if results.missing:
+        parts.append("**Not in the numbers:**\n\n" + _bullets(results.missing))
+    if results.notes:
+        parts.append("**Notes:**\n\n" + _bullets(results.notes))
+    if not results.arms:
+        return "\n\n".join([*parts, "No run is finished.", ""])
+    parts += [
+        "## At the end",
+        _final_table(results),
+        f"## What a target accuracy cost, {results.reference} : other",
+        _ratio_tables(results),
+        "## Steps to a target accuracy",
+        _cost_table(results, "steps"),
+        f"## Differences to {results.reference}",
+        _difference_table(results),
+        "## Mechanisms",
+        _mechanism_table(results),
+        "## Each seed",
+        _seed_table(results),
+        "## How to read this",
+        _reading(results),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def overview(results: Results) -> Table:
+    """What the console shows: one line per arm; results.md has the rest."""
+    table = Table(title=f"{results.reference} and the others", title_justify="left")
+    for column in ("arm", "seeds", "pass@1", f"minus {results.reference}"):
+        table.add_column(column, justify="left" if column == "arm" else "right")
+    for target in results.targets:
+        table.add_column(f"steps to {target}", justify="right")
+    for arm in results.arms:
+        table.add_row(
+            arm.name,
+            str(len(arm.runs)),
+            _estimate(arm.final["pass@1"], _three),
+            _estimate(arm.differences.get("pass@1"), _signed),
+            *(cost_text(arm.costs["steps"][target], "steps") for target in results.targets),
+        )
+    return table
+
+
+def name_of(metric: str) -> str:
+    """A final number's name as a reader knows it."""
+    if metric.startswith("tier/"):
+        tier = metric.removeprefix("tier/")
+        return f"{TIERS.get(tier, tier)} tier"
+    return metric
+
+
+def interval_text(found: Estimate, number: Callable[[float], str]) -> str:
+    """mean [low, high], or the mean alone where there is one seed."""
+    if found.low is None or found.high is None:
+        return number(found.mean)
+    return f"{number(found.mean)} [{number(found.low)}, {number(found.high)}]"
+
+
+def cost_text(cost: MeanCost, unit: str) -> str:
+    """'62 [58, 66]'; '> 93 (2 of 5 seeds never)' where a seed did not get there."""
+    if cost.is_bound:
+        missed = sum(not c.is_reached for c in cost.by_seed.values())
+        if missed == len(cost.by_seed):
+            return f"> {amount(cost.mean, unit)}"
+        return f"> {amount(cost.mean, unit)} ({missed} of {len(cost.by_seed)} never)"
+    text = amount(cost.mean, unit)
+    if cost.low is None or cost.high is None:
+        return text
+    return f"{text} [{amount(cost.low, unit)}, {amount(cost.high, unit)}]"
+
+
+def ratio_text(found: Ratio) -> str:
+    """'0.71 [0.62, 0.80]'; '< 0.71' where the other missed the target, '> ...' where ours did."""
+    if found.is_exact:
+        text = f"{found.least:.2f}"
+    elif found.most is None and found.least == 0:
+        return "neither in all seeds"
+    elif found.most is None:
+        return f"> {found.least:.2f}"
+    elif found.least == 0:
+        text = f"< {found.most:.2f}"
+    else:
+        text = f"{found.least:.2f} to {found.most:.2f}"
+    if found.low is None or found.num_seeds < 2:
+        return text
+    high = "any" if found.high is None else f"{found.high:.2f}"
+    return f"{text} [{found.low:.2f}, {high}]"
+
+
+def amount(value: float, unit: str) -> str:
+    """12,800 rollouts, 1.24M tokens, 63 steps."""
+    if unit == "tokens" and value >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    return f"{value:,.0f}"
+
+
+def _opening(results: Results) -> str:
+    return (
+        f"{results.num_steps} steps of at most {results.budget} rollouts per arm and seed; "
+        f"held-out set `{results.eval_set}`. Means over seeds with 95 % intervals."
+    )
+
+
+def _final_table(results: Results) -> str:
+    names = results.final_names
+    targets = [f"steps to {target}" for target in results.targets]
+    rows = [
+        [
+            arm.name,
+            str(len(arm.runs)),
+            *(_estimate(arm.final.get(name), _three) for name in names),
+            *(cost_text(arm.costs["steps"][target], "steps") for target in results.targets),
+        ]
+        for arm in results.arms
+    ]
+    return _table(["arm", "seeds", *map(name_of, names), *targets], rows)
+
+
+def _ratio_tables(results: Results) -> str:
+    others = [arm for arm in results.arms if arm.ratios]
+    parts = []
+    for target in results.targets:
+        rows = [
+            [f"{results.reference} : {arm.name}"] + [_ratio(arm, unit, target) for unit in UNITS]
+            for arm in others
+            if any(target in found for found in arm.ratios.values())
+        ]
+        if rows:
+            parts.append(_table([f"to {target}", *UNITS.values()], rows))
+    return "\n\n".join(parts)
+
+
+def _ratio(arm: ArmResult, unit: str, target: str) -> str:
+    found = arm.ratios.get(unit, {}).get(target)
+    return ratio_text(found) if found else NONE
+
+
+def _cost_table(results: Results, unit: str) -> str:
+    rows = [
+        [arm.name, *(cost_text(arm.costs[unit][target], unit) for target in results.targets)]
+        for arm in results.arms
+    ]
+    return _table(["arm", *results.targets], rows)
+
+
+def _difference_table(results: Results) -> str:
+    names = results.final_names
+    rows = [
+        [arm.name, *(_estimate(arm.differences.get(name), _signed) for name in names)]
+        for arm in results.arms
+        if arm.differences
+    ]
+    return _table([f"arm minus {results.reference}", *map(name_of, names)], rows) if rows else ""
+
+
+def _mechanism_table(results: Results) -> str:
+    shown = [name for name in MECHANISMS if any(name in arm.mechanisms for arm in results.arms)]
+    rows = [
+        [
+            arm.name,
+            *(
+                _estimate(arm.mechanisms.get(name), lambda v, n=name: f"{v:,.{PLACES.get(n, 3)}f}")
+                for name in shown
+            ),
+        ]
+        for arm in results.arms
+    ]
+    return _table(["arm", *(MECHANISMS[name] for name in shown)], rows)
+
+
+def _seed_table(results: Results) -> str:
+    names = results.final_names
+    rows = [
+        [
+            arm.name,
+            str(run.seed),
+            *(_three(run.final[name]) if name in run.final else NONE for name in names),
+            *(
+                ("" if cost.is_reached else "> ") + f"{cost.value:.0f}"
+                for cost in (run.costs["steps"][target] for target in results.targets)
+            ),
+        ]
+        for arm in results.arms
+        for run in arm.runs
+    ]
+    targets = [f"steps to {target}" for target in results.targets]
+    return _table(["arm", "seed", *map(name_of, names), *targets], rows)
+
+
+def _reading(results: Results) -> str:
+    return _bullets(
+        [
+            "Intervals: percentile bootstrap over seeds; differences and ratios draw the same "
+            "seeds for both arms.",
+            "A target is crossed on the straight line between two evaluations. `>`: not reached in "
+            "all seeds; what was spent without reaching it is a lower bound.",
+            f"Ratios below 1 speak for {results.reference}: mean cost of the seeds that both arms "
+            "ran. `<`, `>` and 'any': bounds, where an arm never got there.",
+            "Seconds are wall-clock seconds of training steps, on the machine as busy as it was; "
+            "evaluations and loading are not in them. Rollouts and tokens are all that were "
+            "generated for training, discarded ones included.",
+            "Mechanisms are means over all steps; answer length is of the last evaluation.",
+        ]
+    )
+
+
+def _estimate(found: Estimate | None, number: Callable[[float], str]) -> str:
+    return interval_text(found, number) if found else NONE
+
+
+def _three(value: float) -> str:
+    return f"{value:.3f}".removeprefix("0") if value < 1 else "1.000"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("0.", ".", 1)
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
