@@ -15,6 +15,9 @@ SMALL = {
     "checkpoint.every_steps": "2",
 }
 
+MADE_OF_THREE = ("3", "3.0", r"\frac{6}{2}", "1+2", r"\sqrt{9}", "+3", "03", "3.00")
+"""Ways to write 3 that the tiny model has a token for."""
+
 CONFIG = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 
 
@@ -35,7 +38,9 @@ def parity_reward(
 
 
 def make_tiny_model(folder: Path, architecture: str) -> Path:
-    """A random model of the named architecture (llama, qwen3) with a chat template, saved."""
+    """A random model of the named architecture (llama, qwen3) with a chat template, saved.
+
+    Some of its tokens are boxed numbers."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import (
@@ -46,7 +51,8 @@ def make_tiny_model(folder: Path, architecture: str) -> Path:
         Qwen3ForCausalLM,
     )
 
-    words = ["<unk>", "<|end|>", "<|user|>", "<|bot|>", *(f"w{i}" for i in range(124))]
+    boxes = [f"\\boxed{{{x}}}" for x in (*MADE_OF_THREE, 4, 5)]
+    words = ["<unk>", "<|end|>", "<|user|>", "<|bot|>", *boxes, *(f"w{i}" for i in range(114))]
     backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(

@@ -1,12 +1,16 @@
 """Any Hugging Face folder and any JSONL file, rolled out by real vLLM on the CPU."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
-from tests.small_run import make_tiny_model
+from tests.small_run import MADE_OF_THREE, make_tiny_model
+from xrpo_fast.evaluate import main as evaluate
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.train import main
 
@@ -82,3 +86,36 @@ def test_stale_weights_stop_the_run(
     assert main(arguments(tmp_path, "llama", optim__learning_rate="1e-2")) == 1
     error = " ".join(capsys.readouterr().err.split())
     assert "expected sampler and trainer log-probs to agree" in error
+
+
+def test_evaluation_by_vllm_votes_on_answers_as_mathematics(tmp_path: Path) -> None:
+    data = tmp_path / "math.jsonl"
+    rows = [{"question": f"w{i} w{i + 1}", "answer": "3"} for i in range(8)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = arguments(
+        tmp_path,
+        "llama",
+        data__eval=f'{{ held = "{data}" }}',
+        reward__functions='["math"]',
+        eval__max_prompts="0",
+    )
+    assert evaluate(["--out", str(tmp_path / "out"), "--samples", "6", "--k", "1,6", *flags]) == 0
+    metrics = json.loads((tmp_path / "out" / "result.json").read_text())["sets"]["held"]["metrics"]
+    samples = pq.read_table(tmp_path / "out" / "samples_held.parquet").to_pylist()
+    assert len(samples) == 48
+    answers = [re.findall(r"\\boxed\{(.*?)\}(?= |$)", sample["response"]) for sample in samples]
+    is_three = [bool(found) and found[-1] in MADE_OF_THREE for found in answers]
+    assert [sample["solved"] for sample in samples] == is_three
+    assert metrics["pass@1"] == pytest.approx(sum(is_three) / 48)
+    # Ways to write 3 vote together, each other answer alone: 4, 5, or a tie with them.
+    expected = []
+    for first in range(0, 48, 6):
+        votes = Counter(
+            "3" if found[-1] in MADE_OF_THREE else found[-1]
+            for found in answers[first : first + 6]
+            if found
+        )
+        leaders = [answer for answer, n in votes.items() if n == max(votes.values())]
+        expected.append(leaders.count("3") / len(leaders) if leaders else 0.0)
+    assert 0 < sum(expected) < 8
+    assert metrics["cons@6"] == pytest.approx(sum(expected) / 8)
