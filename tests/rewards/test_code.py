@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import pickle
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -197,9 +198,11 @@ def test_wrong_program(answer, code, reason):
 
 
 def test_expected_outputs_are_not_in_the_sandbox(verifier):
+    # Without bubblewrap the host's files are not hidden, as the warning says.
+    folders = ("/work", "/tmp", ".") if verifier.sandbox.is_isolated else (".",)
     spy = (
         "import gc, os, sys\nfound = []\n"
-        "for folder in ('/work', '/tmp', '.'):\n"
+        f"for folder in {folders}:\n"
         "    for root, _, names in os.walk(folder):\n"
         "        for name in names:\n"
         "            try:\n"
@@ -373,6 +376,17 @@ def test_malformed_tests(answer, message):
         parse_tests(answer)
     with pytest.raises(ValueError, match="expected"):
         answer_checker(["code"])(answer)
+
+
+def test_a_closed_folder_for_temporary_files_is_an_error_and_no_wrong_answer(tmp_path, monkeypatch):
+    sandbox = Sandbox(use_bubblewrap=False)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if os.getuid() != 0:
+        assert run(sandbox, "print('as myself')").output == b"as myself\n"
+    else:
+        with pytest.raises(SandboxError, match="every user may enter"):
+            run(sandbox, "print('nobody')")
 
 
 def test_workers_score_code():

@@ -119,6 +119,8 @@ class WorkerPool:
 
     def _start(self) -> None:
         temp_root = tempfile.mkdtemp(prefix="xrpo-rewards-")
+        # Others may pass through, not look: without bubblewrap, root runs code as nobody.
+        os.chmod(temp_root, 0o711)
         ours, theirs = socket.socketpair()
         python_path = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._process = subprocess.Popen(

@@ -107,6 +107,7 @@ class Sandbox:
         os.chmod(folder, 0o755)
         is_dropped = self._bwrap is None and os.getuid() == 0
         if is_dropped:
+            _check_reachable(folder)
             os.chown(folder, NOBODY, NOBODY)
         if self._bwrap is None:
             command = [self._python, "-I", "-S", "-B", f"{folder}/main.py", *arguments]
@@ -212,3 +213,16 @@ class Sandbox:
             "bubblewrap for untrusted models",
             ", ".join(missing),
         )
+
+
+def _check_reachable(folder: str) -> None:
+    """Raises SandboxError where another user cannot get to a folder: the program would fail to
+    start, and its author would be blamed."""
+    parent = os.path.dirname(os.path.realpath(folder))
+    while parent != os.path.dirname(parent):
+        if not os.stat(parent).st_mode & 0o001:
+            raise SandboxError(
+                f"sandbox: expected a folder for temporary files that every user may enter, as "
+                f"programs run as nobody, got {parent}; set TMPDIR, or install bubblewrap"
+            )
+        parent = os.path.dirname(parent)

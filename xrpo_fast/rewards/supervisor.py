@@ -121,6 +121,7 @@ class Supervisor:
     def start_worker(self) -> None:
         ours, theirs = socket.socketpair()
         temp_dir = tempfile.mkdtemp(prefix="worker-", dir=self.temp_root)
+        os.chmod(temp_dir, 0o711)
         pid = os.fork()
         if pid == 0:
             ours.close()
