@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xrpo_fast.config_file import dump_config
-from xrpo_fast.study.study_file import PlannedRun
+from xrpo_fast.study.plan import PlannedRun
 
 BASE = """
 [run]

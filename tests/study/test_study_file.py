@@ -3,7 +3,8 @@ import re
 import pytest
 
 from xrpo_fast.config import ConfigError
-from xrpo_fast.study.study_file import load_study, speed_differences
+from xrpo_fast.study.fairness import speed_differences
+from xrpo_fast.study.study_file import load_study
 
 
 def test_arms_and_seeds_become_runs_seed_by_seed(write_study, tmp_path):

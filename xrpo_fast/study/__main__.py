@@ -17,11 +17,12 @@ from rich.console import Console
 from xrpo_fast.config import ConfigError
 from xrpo_fast.study.children import locked
 from xrpo_fast.study.output import write_results
+from xrpo_fast.study.plan import Study
 from xrpo_fast.study.prepare import prepare_policies
 from xrpo_fast.study.results import collect
 from xrpo_fast.study.runner import run_all
 from xrpo_fast.study.state import states_of
-from xrpo_fast.study.study_file import Study, load_study
+from xrpo_fast.study.study_file import load_study
 from xrpo_fast.study.tables import overview
 from xrpo_fast.train import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE, StopOnSignal
 

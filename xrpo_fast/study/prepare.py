@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from xrpo_fast.policy import builtin_seed
-from xrpo_fast.study.study_file import Study
+from xrpo_fast.study.plan import Study
 from xrpo_fast.tasks.seeded import WARMUP_CPU_S, cached_policy_dir, policy_dir
 
 

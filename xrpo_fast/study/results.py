@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from xrpo_fast.metrics import read_metrics
+from xrpo_fast.study.fairness import speed_differences
 from xrpo_fast.study.measure import (
     MECHANISMS,
     UNITS,
@@ -13,6 +14,7 @@ from xrpo_fast.study.measure import (
     measure,
     target_text,
 )
+from xrpo_fast.study.plan import Study
 from xrpo_fast.study.resampling import (
     Estimate,
     MeanCost,
@@ -23,7 +25,6 @@ from xrpo_fast.study.resampling import (
     ratio,
 )
 from xrpo_fast.study.state import RunState
-from xrpo_fast.study.study_file import Study, speed_differences
 
 FEW_SEEDS = 5
 

@@ -17,8 +17,8 @@ from rich.progress import (
 
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.study.children import Child, start
+from xrpo_fast.study.plan import PlannedRun, Study
 from xrpo_fast.study.state import RunState, state_of
-from xrpo_fast.study.study_file import PlannedRun, Study
 
 POLL_S = 0.5
 

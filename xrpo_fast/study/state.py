@@ -8,7 +8,7 @@ from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import load_config
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.run_dir import RunDir
-from xrpo_fast.study.study_file import PlannedRun, Study, flat_keys
+from xrpo_fast.study.plan import PlannedRun, Study, flat_keys
 
 FREE_KEYS = ("run.output_dir",)
 """The same folder may be named from elsewhere."""

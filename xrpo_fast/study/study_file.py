@@ -8,89 +8,20 @@ An arm's keys are those of a config file, as "section.key" or as tables.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 
-from xrpo_fast.config import Config, ConfigError, Section
+from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import make_config, set_key
-from xrpo_fast.inputs import eval_sources
+from xrpo_fast.study.fairness import check_study
+from xrpo_fast.study.plan import PlannedRun, Study, StudyFile, flat_keys
 
 PLACEHOLDER = "{seed}"
 SET_BY_STUDY = ("run.name", "run.seed", "run.output_dir")
-EQUAL_SECTIONS = ("model", "data", "reward", "eval")
-"""What is trained on and how it is graded: whole sections in which arms may not differ."""
-EQUAL_KEYS = ("run.steps", "rollout.max_response_tokens", "rollout.temperature")
-FREE_KEYS = ("reward.workers", "reward.timeout_s", "model.gradient_checkpointing")
-"""Of those sections, what changes speed or memory alone."""
-SPEED_KEYS = ("rollout.engine", "rollout.engine_dtype", "run.device", "run.threads")
-"""Arms that differ in one of these are not compared in seconds."""
-
-
-class StudyFile(Section):
-    base: Path
-    """Config that all arms start from, relative to the study file."""
-    output_dir: Path
-    """Where configs, logs, run folders and results are written."""
-    seeds: list[NonNegativeInt] = Field(min_length=1)
-    """run.seed of each arm's runs; also {seed} in [per_seed]."""
-    reference: str = ""
-    """Arm that the others are compared to; empty: the first."""
-    targets: list[float] = Field(default_factory=lambda: [0.5, 0.75, 0.9])
-    """Accuracies whose cost is reported: steps, rollouts, tokens, seconds."""
-    eval_set: str = "heldout"
-    """Held-out set that is reported."""
-    parallel: int = Field(default=1, ge=1)
-    """Runs at a time, each in its own process."""
-    common: dict[str, Any] = Field(default_factory=dict)
-    """Keys of a config, for all arms."""
-    per_seed: dict[str, Any] = Field(default_factory=dict)
-    """Keys of a config whose text holds {seed}."""
-    arms: dict[str, dict[str, Any]] = Field(min_length=1)
-    """Keys of a config per arm; `seeds = N` limits the arm to the first N seeds."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRun:
-    """One arm with one seed."""
-
-    arm: str
-    seed: int
-    config: Config
-
-    @property
-    def name(self) -> str:
-        return self.config.run.name
-
-    @property
-    def path(self) -> Path:
-        """The run's folder."""
-        return self.config.run.output_dir / self.config.run.name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
-    """A study file, resolved."""
-
-    file: StudyFile
-    runs: list[PlannedRun]
-    """Seed by seed, so that a study that is broken off still compares paired runs."""
-
-    @property
-    def arms(self) -> list[str]:
-        return list(self.file.arms)
-
-    @property
-    def reference(self) -> str:
-        return self.file.reference or self.arms[0]
-
-    def config_of(self, arm: str) -> Config:
-        """Configuration of an arm's first run."""
-        return next(run.config for run in self.runs if run.arm == arm)
 
 
 def load_study(path: str | Path) -> Study:
@@ -110,36 +41,7 @@ def load_study(path: str | Path) -> Study:
         for arm in file.arms
         if seed in seeds_of[arm]
     ]
-    study = Study(file=file, runs=runs)
-    _check_eval_set(study)
-    _check_comparable(study)
-    _check_parallel(study)
-    return study
-
-
-def speed_differences(study: Study) -> dict[str, str]:
-    """Arms whose seconds are not those of the reference's engine or threads -> a sentence why."""
-    reference = study.config_of(study.reference)
-    found = {}
-    for arm in study.arms:
-        config = study.config_of(arm)
-        differing = [key for key in SPEED_KEYS if _get(config, key) != _get(reference, key)]
-        if differing:
-            listing = ", ".join(
-                f"{key} = {_get(config, key)!r} (there {_get(reference, key)!r})"
-                for key in differing
-            )
-            found[arm] = f"{arm}: seconds are not compared to {study.reference}'s: {listing}."
-    return found
-
-
-def flat_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(section.key, value) of nested tables; keys may hold dots already."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return check_study(Study(file=file, runs=runs))
 
 
 def _read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -224,48 +126,3 @@ def _resolve(file: StudyFile, base: Mapping[str, Any], arm: str, seed: int) -> C
         return make_config(values)
     except ConfigError as error:
         raise ConfigError(f"arms.{arm}: {error}") from None
-
-
-def _check_eval_set(study: Study) -> None:
-    names = list(eval_sources(study.runs[0].config))
-    if study.file.eval_set not in names:
-        raise ConfigError(
-            f"eval_set: expected one of the base config's held-out sets "
-            f"({', '.join(names) or 'it has none: set data.eval'}), got {study.file.eval_set!r}"
-        )
-
-
-def _check_comparable(study: Study) -> None:
-    """Runs of one seed must differ in how they learn, and in nothing else."""
-    first = {run.seed: run for run in reversed(study.runs)}
-    for run in study.runs:
-        other = first[run.seed]
-        ours, theirs = _must_be_equal(run.config), _must_be_equal(other.config)
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key):
-                raise ConfigError(
-                    f"arms.{run.arm}: expected {key} = {theirs.get(key)!r} as in arms.{other.arm}, "
-                    f"got {ours.get(key)!r}; arms are compared at equal {key}"
-                )
-
-
-def _must_be_equal(config: Config) -> dict[str, Any]:
-    dumped = config.model_dump(mode="json")
-    values = dict(flat_keys({section: dumped[section] for section in EQUAL_SECTIONS}))
-    values |= {key: _get(config, key) for key in EQUAL_KEYS}
-    values["rollout.prompts_per_step x rollout.rollouts_per_prompt"] = config.total_rollouts
-    return {key: value for key, value in values.items() if key not in FREE_KEYS}
-
-
-def _check_parallel(study: Study) -> None:
-    for run in study.runs:
-        if study.file.parallel > 1 and run.config.run.threads == 0:
-            raise ConfigError(
-                f"parallel: expected run.threads to be set where runs share the processor, but "
-                f"arms.{run.arm} leaves it at 0 (all cores); set it in [common]"
-            )
-
-
-def _get(config: Config, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)
