@@ -6,11 +6,14 @@ import pytest
 from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import dump_config
 from xrpo_fast.study.__main__ import main
+from xrpo_fast.study.figures import BETTER_COLOUR, MUTED, OTHER_COLOUR, _sign_colour
+from xrpo_fast.study.measure import Cost
 from xrpo_fast.study.output import write_results
-from xrpo_fast.study.results import collect
+from xrpo_fast.study.resampling import estimate, ratio
+from xrpo_fast.study.results import FEW_SEEDS, collect
 from xrpo_fast.study.state import state_of, states_of
 from xrpo_fast.study.study_file import load_study
-from xrpo_fast.study.tables import to_markdown
+from xrpo_fast.study.tables import ratio_text, to_markdown
 
 ACCURACIES = {
     "xrpo-seed0": [0.1, 0.5, 0.9],
@@ -49,8 +52,12 @@ def test_tables_show_bounds_and_differences(study):
     assert "| xrpo | 2 | .950 [.900, 1.000] |" in text
     assert "| grpo | -.200 [-.200, -.200] |" in text
     assert "| xrpo : grpo | 0.58 [" in text
-    assert "| xrpo : grpo | < 0.94 [0.00, " in text
-    assert "| grpo | 3 [3, 3] | > 4 |" in text
+    assert "| xrpo : grpo | < 0.94 [< 1.00] |" in text
+    assert (
+        "| grpo | 2 | .750 [.700, .800] | .800 [.750, .850] | .770 [.720, .820] | 3 [3, 3] | > 4 |"
+        in text
+    )
+    assert "| grpo | .375 [.350, .400] |" in text
 
 
 def test_outputs_are_written_and_hold_every_seed(study):
@@ -91,6 +98,67 @@ def test_more_rollouts_than_the_budget_are_noted(study):
     path.write_text(path.read_text().replace('"planner/rollouts": 72', '"planner/rollouts": 80', 1))
     notes = collect(study, states_of(study)).notes
     assert "xrpo-seed0: spent more than 72 rollouts in 1 steps, first in 1." in notes
+
+
+def test_an_arm_that_leaves_budget_unspent_is_noted(study):
+    for run in study.runs[1::2]:
+        path = run.path / "metrics.jsonl"
+        path.write_text(path.read_text().replace('rollouts": 72', 'rollouts": 36'))
+    results = collect(study, states_of(study))
+    assert [note.partition(";")[0] for note in results.notes if "spent" in note] == [
+        "grpo: spent 36 of 72 rollouts a step on average"
+    ]
+    # Half the rollouts for its steps: the ratio of rollouts is twice that of steps.
+    ratios = results.arms[1].ratios
+    assert ratios["rollouts"]["50%"].least == pytest.approx(2 * ratios["steps"]["50%"].least)
+
+
+def test_tables_leave_out_the_other_k(write_study, write_run):
+    study = load_study(write_study())
+    for run in study.runs:
+        write_run(run, ACCURACIES[run.name])
+        path = run.path / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        more = {"pass@4": 0.9, "pass@16": 0.9, "cons@16": 0.9, "cons@4": 0.9}
+        rows[-1] |= {f"eval/heldout/{name}": value for name, value in more.items()}
+        rows[-1]["eval/other/pass@1"] = 0.3
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    results = collect(study, states_of(study))
+    assert results.final_names == ["pass@1", "pass@2", "cons@16", "tier/vhard", "other pass@1"]
+    assert results.arms[0].final["pass@16"].mean == 0.9
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "text"),
+    [
+        ({0: Cost(3, True)}, {0: Cost(6, True)}, "0.50"),
+        (
+            {0: Cost(3, True), 1: Cost(3, True)},
+            {0: Cost(6, True), 1: Cost(3, True)},
+            "0.67 [0.50, 1.00]",
+        ),
+        ({0: Cost(3, True)}, {0: Cost(6, False)}, "< 0.50"),
+        ({0: Cost(6, False)}, {0: Cost(3, True)}, "> 2.00"),
+        (
+            {0: Cost(3, True), 1: Cost(5, True)},
+            {0: Cost(6, True), 1: Cost(8, False)},
+            "< 0.57 [< 0.62]",
+        ),
+        ({0: Cost(6, False)}, {0: Cost(6, False)}, "neither in all seeds"),
+    ],
+)
+def test_a_ratio_is_shown_with_its_bounds(ours, theirs, text):
+    found = ratio(ours, theirs)
+    assert found is not None
+    assert ratio_text(found) == text
+
+
+def test_an_interval_of_few_seeds_has_no_colour():
+    few = {seed: -0.2 - 0.01 * seed for seed in range(FEW_SEEDS - 1)}
+    assert _sign_colour(estimate(few)) == MUTED
+    assert _sign_colour(estimate(few | {9: -0.2})) == OTHER_COLOUR
+    assert _sign_colour(estimate(few | {9: 0.9})) == MUTED
+    assert _sign_colour(estimate({s: -v for s, v in few.items()} | {9: 0.2})) == BETTER_COLOUR
 
 
 def test_unfinished_runs_are_listed_and_not_counted(study):

@@ -30,7 +30,9 @@ from xrpo_fast.train import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE, StopOn
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m xrpo_fast.study", description=__doc__.partition("\n")[0]
+        prog="python -m xrpo_fast.study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("study", type=Path, help="TOML file, e.g. examples/study_quick.toml")
     parser.add_argument(

@@ -1,5 +1,6 @@
 """One finished run -> the numbers that are compared. Pure functions of metrics.jsonl's rows."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +125,8 @@ def cost_of(target: float, steps: np.ndarray, accuracy: np.ndarray, spent: np.nd
 
 
 def final_numbers(row: Row, eval_set: str) -> dict[str, float]:
-    """pass@k, cons@k and accuracy per tier of one evaluation, by short name."""
+    """pass@k, cons@k and accuracy per tier of one evaluation by short name, and pass@1 of the other
+    sets by theirs."""
     prefix = f"eval/{eval_set}/"
     found = {
         key.removeprefix(prefix).removesuffix("/pass@1")
@@ -134,11 +136,17 @@ def final_numbers(row: Row, eval_set: str) -> dict[str, float]:
         if key.startswith(prefix) and isinstance(v, int | float)
     }
     wanted = ("pass@", "cons@", "tier/")
-    return {
+    own = {
         name: float(value)
         for name, value in found.items()
         if name.startswith(wanted) and not name.endswith(("/low", "/high"))
     }
+    others = {
+        f"{match[1]} pass@1": float(value)
+        for key, value in row.items()
+        if (match := re.fullmatch(r"eval/([^/]+)/pass@1", key)) and match[1] != eval_set
+    }
+    return {**own, **others}
 
 
 def mechanisms(rows: Sequence[Row], last_eval: Row, eval_set: str) -> dict[str, float]:

@@ -12,7 +12,8 @@ from xrpo_fast.tasks.seeded import WARMUP_CPU_S, cached_policy_dir, policy_dir
 def prepare_policies(study: Study, console: Console) -> None:
     """Warm up what is missing, one after the other, under a progress line."""
     seeds = {builtin_seed(run.config.model.path) for run in study.runs}
-    missing = [s for s in sorted(seeds - {None}) if not cached_policy_dir(s).exists()]
+    wanted = sorted(seed for seed in seeds if seed is not None)
+    missing = [seed for seed in wanted if not cached_policy_dir(seed).exists()]
     if not missing:
         return
     threads = study.runs[0].config.run.threads

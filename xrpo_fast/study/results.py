@@ -1,6 +1,6 @@
 """The finished runs of a study -> what is compared: arms, differences, ratios, and notes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from xrpo_fast.metrics import read_metrics
@@ -27,6 +27,8 @@ from xrpo_fast.study.resampling import (
 from xrpo_fast.study.state import RunState
 
 FEW_SEEDS = 5
+MOST_OF_BUDGET = 0.99
+"""Share of the budget from which an arm counts as spending it: data sets end in shorter steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +65,13 @@ class Results:
 
     @property
     def final_names(self) -> list[str]:
-        """Final numbers that arms have, in order of appearance."""
-        return list(dict.fromkeys(name for arm in self.arms for name in arm.final))
+        """Final numbers for tables and figures: pass@1, pass of few samples, consensus of many,
+        tiers, other sets. The other k of pass@k and cons@k are in results.json alone."""
+        names = list(dict.fromkeys(name for arm in self.arms for name in arm.final))
+        passes = sorted((n for n in names if n.startswith("pass@")), key=_k)
+        votes = sorted((n for n in names if n.startswith("cons@")), key=_k)
+        rest = [n for n in names if n not in passes and n not in votes]
+        return passes[:2] + votes[-1:] + rest
 
 
 def collect(study: Study, states: Mapping[str, RunState]) -> Results:
@@ -117,6 +124,7 @@ def summarise(
             "three it is their range.",
         ]
     config = study.runs[0].config
+    notes = [*notes, *_saving_notes(arms, config.total_rollouts)]
     return Results(
         reference=study.reference,
         num_steps=config.run.steps,
@@ -127,6 +135,10 @@ def summarise(
         missing=missing,
         notes=notes,
     )
+
+
+def _k(name: str) -> int:
+    return int(name.partition("@")[2])
 
 
 def _arm(name: str, runs: list[Measured], others: list[Measured], has_seconds: bool) -> ArmResult:
@@ -173,7 +185,7 @@ def _costs(runs: list[Measured], unit: str, target: str) -> dict[int, Cost]:
     return {run.seed: run.costs[unit][target] for run in runs}
 
 
-def _budget_notes(name: str, rows: list[Row], budget: int) -> list[str]:
+def _budget_notes(name: str, rows: Sequence[Row], budget: int) -> list[str]:
     """A note where a run spent more rollouts in a step than its budget."""
     over = [row["step"] for row in rows if (row.get("planner/rollouts") or 0) > budget]
     return (
@@ -181,6 +193,17 @@ def _budget_notes(name: str, rows: list[Row], budget: int) -> list[str]:
         if over
         else []
     )
+
+
+def _saving_notes(arms: list[ArmResult], budget: int) -> list[str]:
+    """Notes on arms that leave a part of the budget unspent."""
+    spent = {arm.name: arm.mechanisms["rollouts_per_step"].mean for arm in arms}
+    return [
+        f"{arm}: spent {mean:.0f} of {budget} rollouts a step on average; its rollouts to a target "
+        "say more than its steps."
+        for arm, mean in spent.items()
+        if mean < MOST_OF_BUDGET * budget
+    ]
 
 
 def _reason(state: RunState, num_steps: int) -> str:

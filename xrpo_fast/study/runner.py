@@ -71,6 +71,9 @@ class StudyDisplay:
         self._console = console
         self._steps = {run.name: states[run.name].steps_done for run in runs}
         self._num_runs = len(runs)
+        self._num_steps = sum(run.config.run.steps for run in runs)
+        self._first_steps = sum(self._steps.values())
+        self._start_s = time.monotonic()
         self._num_finished = sum(state.kind == "finished" for state in states.values())
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -87,8 +90,8 @@ class StudyDisplay:
         )
         self._task = self._progress.add_task(
             "study",
-            total=sum(run.config.run.steps for run in runs),
-            completed=sum(self._steps.values()),
+            total=self._num_steps,
+            completed=self._first_steps,
         )
 
     def __enter__(self) -> "StudyDisplay":
@@ -127,7 +130,10 @@ class StudyDisplay:
         if code == 0 and state.kind == "finished":
             self._num_finished += 1
             accuracy = _last_row(run.path)[f"eval/{eval_set}/pass@1"]
-            self._say(f"{self._num_finished}/{self._num_runs}  {run.name}: pass@1 {accuracy:.3f}")
+            self._say(
+                f"{self._num_finished}/{self._num_runs}  {run.name}: pass@1 {accuracy:.3f}"
+                f"{self._left_text()}"
+            )
             return True
         if is_stopping:
             self._say(f"{run.name}: stopped; the same command goes on with it")
@@ -135,6 +141,13 @@ class StudyDisplay:
         self._say(f"{run.name}: failed with exit code {code}; the end of {child.log}:", "red")
         self._say(child.log_tail())
         return False
+
+    def _left_text(self) -> str:
+        """Minutes left at the pace so far."""
+        done = sum(self._steps.values())
+        left = self._num_steps - done
+        minutes = (time.monotonic() - self._start_s) / 60 * left / max(done - self._first_steps, 1)
+        return f"; about {minutes:.0f} min left" if left else ""
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

@@ -25,10 +25,9 @@ def to_markdown(results: Results, title: str) -> str:
     parts += [
         "## At the end",
         _final_table(results),
+        _tier_table(results),
         f"## What a target accuracy cost, {results.reference} : other",
         _ratio_tables(results),
-        "## Steps to a target accuracy",
-        _cost_table(results, "steps"),
         f"## Differences to {results.reference}",
         _difference_table(results),
         "## Mechanisms",
@@ -44,17 +43,18 @@ def to_markdown(results: Results, title: str) -> str:
 def overview(results: Results) -> Table:
     """What the console shows: one line per arm; results.md has the rest."""
     table = Table(title=f"{results.reference} and the others", title_justify="left")
-    for column in ("arm", "seeds", "pass@1", f"minus {results.reference}"):
-        table.add_column(column, justify="left" if column == "arm" else "right")
+    table.add_column("arm", no_wrap=True)
+    for column in ("seeds", "pass@1", f"minus {results.reference}"):
+        table.add_column(column, justify="right")
     for target in results.targets:
         table.add_column(f"steps to {target}", justify="right")
     for arm in results.arms:
         table.add_row(
             arm.name,
             str(len(arm.runs)),
-            _estimate(arm.final["pass@1"], _three),
+            _three(arm.final["pass@1"].mean),
             _estimate(arm.differences.get("pass@1"), _signed),
-            *(cost_text(arm.costs["steps"][target], "steps") for target in results.targets),
+            *(_mean_text(arm.costs["steps"][target]) for target in results.targets),
         )
     return table
 
@@ -88,21 +88,22 @@ def cost_text(cost: MeanCost, unit: str) -> str:
 
 
 def ratio_text(found: Ratio) -> str:
-    """'0.71 [0.62, 0.80]'; '< 0.71' where the other missed the target, '> ...' where ours did."""
+    """'0.71 [0.62, 0.80]'; '< 0.71 [< 0.80]' where the other missed the target, '> ...' where ours
+    did."""
+    has_interval = found.low is not None
     if found.is_exact:
-        text = f"{found.least:.2f}"
-    elif found.most is None and found.least == 0:
+        return f"{found.least:.2f}" + (
+            f" [{found.low:.2f}, {_bound(found.high)}]" if has_interval else ""
+        )
+    if found.least == 0 and found.most is None:
         return "neither in all seeds"
-    elif found.most is None:
-        return f"> {found.least:.2f}"
-    elif found.least == 0:
-        text = f"< {found.most:.2f}"
-    else:
-        text = f"{found.least:.2f} to {found.most:.2f}"
-    if found.low is None or found.num_seeds < 2:
-        return text
-    high = "any" if found.high is None else f"{found.high:.2f}"
-    return f"{text} [{found.low:.2f}, {high}]"
+    if found.most is None:
+        return f"> {found.least:.2f}" + (f" [> {found.low:.2f}]" if has_interval else "")
+    return f"< {found.most:.2f}" + (f" [< {_bound(found.high)}]" if has_interval else "")
+
+
+def _bound(value: float | None) -> str:
+    return "any" if value is None else f"{value:.2f}"
 
 
 def amount(value: float, unit: str) -> str:
@@ -120,7 +121,7 @@ def _opening(results: Results) -> str:
 
 
 def _final_table(results: Results) -> str:
-    names = results.final_names
+    names = [name for name in results.final_names if not name.startswith("tier/")]
     targets = [f"steps to {target}" for target in results.targets]
     rows = [
         [
@@ -132,6 +133,15 @@ def _final_table(results: Results) -> str:
         for arm in results.arms
     ]
     return _table(["arm", "seeds", *map(name_of, names), *targets], rows)
+
+
+def _tier_table(results: Results) -> str:
+    names = [name for name in results.final_names if name.startswith("tier/")]
+    rows = [
+        [arm.name, *(_estimate(arm.final.get(name), _three) for name in names)]
+        for arm in results.arms
+    ]
+    return _table(["pass@1", *map(name_of, names)], rows) if names else ""
 
 
 def _ratio_tables(results: Results) -> str:
@@ -151,14 +161,6 @@ def _ratio_tables(results: Results) -> str:
 def _ratio(arm: ArmResult, unit: str, target: str) -> str:
     found = arm.ratios.get(unit, {}).get(target)
     return ratio_text(found) if found else NONE
-
-
-def _cost_table(results: Results, unit: str) -> str:
-    rows = [
-        [arm.name, *(cost_text(arm.costs[unit][target], unit) for target in results.targets)]
-        for arm in results.arms
-    ]
-    return _table(["arm", *results.targets], rows)
 
 
 def _difference_table(results: Results) -> str:
@@ -213,7 +215,7 @@ def _reading(results: Results) -> str:
             "A target is crossed on the straight line between two evaluations. `>`: not reached in "
             "all seeds; what was spent without reaching it is a lower bound.",
             f"Ratios below 1 speak for {results.reference}: mean cost of the seeds that both arms "
-            "ran. `<`, `>` and 'any': bounds, where an arm never got there.",
+            "ran. `<` and `>`: bounds, where an arm did not get there in all seeds.",
             "Seconds are wall-clock seconds of training steps, on the machine as busy as it was; "
             "evaluations and loading are not in them. Rollouts and tokens are all that were "
             "generated for training, discarded ones included.",
@@ -232,6 +234,10 @@ def _three(value: float) -> str:
 
 def _signed(value: float) -> str:
     return f"{value:+.3f}".replace("0.", ".", 1)
+
+
+def _mean_text(cost: MeanCost) -> str:
+    return f"{'> ' if cost.is_bound else ''}{cost.mean:.0f}"
 
 
 def _bullets(lines: Sequence[str]) -> str:
