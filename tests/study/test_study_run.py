@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -69,7 +68,9 @@ def test_a_failed_run_is_reported_and_the_others_go_on(write_study, capsys, monk
     assert "missing: broken-seed0: not run yet" in out
 
 
-def test_ctrl_c_stops_the_run_with_a_checkpoint(write_study, tmp_path):
+@pytest.fixture
+def long_study(write_study, tmp_path):
+    """A study process whose one run has done a step or two of very many, and its metrics."""
     path = write_study("seeds = [0]\n[common]\nrun.steps = 5000", "[arms.grpo]\nalgorithm='grpo'")
     process = subprocess.Popen(
         [sys.executable, "-m", "xrpo_fast.study", str(path)],
@@ -77,12 +78,17 @@ def test_ctrl_c_stops_the_run_with_a_checkpoint(write_study, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=dict(os.environ, COLUMNS="200"),
     )
     metrics = tmp_path / "out" / "grpo-seed0" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
+    yield path, process, metrics
+    process.kill()
+
+
+def test_ctrl_c_stops_the_run_with_a_checkpoint(long_study):
+    path, process, metrics = long_study
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 130, out
@@ -90,6 +96,20 @@ def test_ctrl_c_stops_the_run_with_a_checkpoint(write_study, tmp_path):
     state = states_of(load_study(path))["grpo-seed0"]
     assert state.kind == "partial"
     assert state.steps_done == json.loads(metrics.read_text().splitlines()[-1])["step"]
+
+
+def test_a_second_ctrl_c_kills_the_run(long_study, tmp_path):
+    process = long_study[1]
+    process.send_signal(signal.SIGINT)
+    for line in process.stdout:
+        if "again to stop now" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    # A run that was still alive would hold the lock.
+    with (tmp_path / "out" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_two_studies_do_not_share_a_folder(write_study, tmp_path, capsys):
