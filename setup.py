@@ -31,6 +31,7 @@ setup(
         "xrpo_fast.report",
         "xrpo_fast.rewards",
         "xrpo_fast.rollouts",
+        "xrpo_fast.study",
         "xrpo_fast.tasks",
     ],
     package_data={
