@@ -286,9 +286,9 @@ def test_with_none_live_finished_paths_fork_at_any_earlier_boundary() -> None:
 def test_the_first_fan_out_is_drawn_for_each_prompt_and_step() -> None:
     def fanouts(step: int, seed: int = 0) -> list[int]:
         engine = ShuffledEngine(0.0)
-        collect(engine, make_prompts(200), step=step, seed=seed)
+        collect(engine, make_prompts(60), step=step, seed=seed)
         roots = Counter(g for (g, _), c in engine.answers.items() if len(c.request.prompt_ids) == 2)
-        return [roots[group] for group in range(200)]
+        return [roots[group] for group in range(60)]
 
     first = fanouts(1)
     assert set(first) == set(range(2, 9))
