@@ -235,7 +235,10 @@ def test_evaluating_a_config_leaves_the_name_of_its_run_free(tmp_path):
         (["--k", "0"], "--k: expected 1 to --samples = 4, got 0"),
         (["--k", "few"], "--k: expected numbers as in 1,4,32, got 'few'"),
         (["--samples", "0"], "--samples: expected at least 1, got 0"),
-        (["--rollout.temperature", "0"], "rollout.temperature: expected greater than or equal to 0.01"),
+        (
+            ["--rollout.temperature", "0"],
+            "rollout.temperature: expected greater than or equal to 0.01",
+        ),
         (["--eval.sampels", "3"], "did you mean eval.samples?"),
         (["extra"], "command line: expected --section.key value, got 'extra'"),
         (["--model", str(CONFIG.parent)], "model.path: expected a Hugging Face model"),
