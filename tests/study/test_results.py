@@ -6,7 +6,14 @@ import pytest
 from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import dump_config
 from xrpo_fast.study.__main__ import main
-from xrpo_fast.study.figures import BETTER_COLOUR, MUTED, OTHER_COLOUR, _sign_colour
+from xrpo_fast.study.figures import (
+    BETTER_COLOUR,
+    MUTED,
+    OTHER_COLOUR,
+    _labels,
+    _sign_colour,
+    learning_curves,
+)
 from xrpo_fast.study.measure import Cost
 from xrpo_fast.study.output import write_results
 from xrpo_fast.study.resampling import estimate, ratio
@@ -153,6 +160,19 @@ def test_a_ratio_is_shown_with_its_bounds(ours, theirs, text):
     assert ratio_text(found) == text
 
 
+def test_arms_of_fewer_seeds_are_shown_beside_the_same_seeds(write_study, write_run):
+    arms = "".join(f"[arms.a{i}]\nseeds = 1\n" for i in range(6)) + "[arms.xrpo]\n"
+    study = load_study(write_study('reference = "xrpo"', arms))
+    for run in study.runs:
+        write_run(run, [0.1, 0.5, 0.9] if run.seed == 0 else [0.1, 0.2, 0.3])
+    results = collect(study, states_of(study))
+    assert _labels(results)["a0"] == "a0, 1 seed"
+    assert _labels(results)["xrpo"] == "xrpo"
+    lines = learning_curves(results).axes[0].get_lines()
+    # Not the mean of the reference's two seeds, .6 at the end.
+    assert [line.get_ydata()[-1] for line in lines] == [0.9, 0.9]
+
+
 def test_an_interval_of_few_seeds_has_no_colour():
     few = {seed: -0.2 - 0.01 * seed for seed in range(FEW_SEEDS - 1)}
     assert _sign_colour(estimate(few)) == MUTED
@@ -203,6 +223,13 @@ def test_a_folder_of_another_config_is_an_error_that_names_the_key(study):
     changed = dump_config(run.config).replace("learning_rate = 0.0005", "learning_rate = 0.0001")
     (run.path / "config.toml").write_text(changed)
     with pytest.raises(ConfigError, match=r"arms.xrpo: expected optim.learning_rate = 0.0005 in"):
+        states_of(study)
+
+
+def test_a_half_written_config_is_an_error_that_names_the_file(study):
+    path = study.runs[0].path / "config.toml"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(ConfigError, match=r"config: expected a TOML file, got .*xrpo-seed0"):
         states_of(study)
 
 

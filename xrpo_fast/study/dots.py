@@ -1,7 +1,7 @@
 """Dots with intervals, one row per arm, and the headings that all figures share."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -29,10 +29,13 @@ class Dot:
 
 
 def dot_panels(
-    arms: Sequence[str], panels: Sequence[tuple[str, dict[str, Dot]]], *, share_x: bool = False
+    labels: Mapping[str, str],
+    panels: Sequence[tuple[str, dict[str, Dot]]],
+    *,
+    share_x: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, one row per arm in all of them."""
-    names = [arm for arm in arms if any(arm in dots for _, dots in panels)]
+    """Panels side by side, one row per arm in all of them; labels: of the arms, in order."""
+    names = [arm for arm in labels if any(arm in dots for _, dots in panels)]
     figure = Figure(figsize=(1.3 + 2.4 * len(panels), 1.5 + 0.3 * len(names)), layout="constrained")
     axes = list(figure.subplots(1, len(panels), sharex=share_x, sharey=True, squeeze=False).flat)
     for axis, (title, dots) in zip(axes, panels, strict=True):
@@ -40,7 +43,7 @@ def dot_panels(
             if name in dots:
                 _draw_dot(axis, place, dots[name])
         axis.set_ylim(len(names) - 0.4, -0.6)
-        axis.set_yticks(range(len(names)), names)
+        axis.set_yticks(range(len(names)), [labels[name] for name in names])
         axis.tick_params(axis="y", labelcolor=INK)
         axis.grid(axis="x", color=GRID)
         axis.margins(x=0.08)

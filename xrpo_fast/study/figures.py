@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from xrpo_fast.report.charts import MUTED, RUN_COLOURS, STYLE
 from xrpo_fast.study.dots import Dot, dot_panels, heading, panel_title
-from xrpo_fast.study.measure import MECHANISMS
+from xrpo_fast.study.measure import MECHANISMS, Measured
 from xrpo_fast.study.resampling import Estimate
 from xrpo_fast.study.results import FEW_SEEDS, ArmResult, Results
 from xrpo_fast.study.tables import name_of
@@ -59,8 +59,9 @@ def learning_curves(results: Results) -> Figure:
     reference = next((arm for arm in results.arms if arm.name == results.reference), None)
     for axis, arm in zip(grid.flat, others, strict=False):
         if reference is not None:
-            _curve(axis, reference, REFERENCE_COLOUR)
-        _curve(axis, arm, OTHER_COLOUR)
+            # Of the arm's seeds alone: others may be easier or harder.
+            _curve(axis, [run for run in reference.runs if run.seed in arm.seeds], REFERENCE_COLOUR)
+        _curve(axis, arm.runs, OTHER_COLOUR)
         panel_title(axis, arm.name, _seeds_text(arm))
         _accuracy_axis(axis, results)
     for axis in grid.flat[len(others) :]:
@@ -97,7 +98,7 @@ def steps_to_target(results: Results) -> Figure | None:
         panels.append((f"to {target}", dots))
     if not panels:
         return None
-    figure, axes = dot_panels([arm.name for arm in results.arms], panels)
+    figure, axes = dot_panels(_labels(results), panels)
     for axis in axes:
         axis.set_xlim(0, 1.1 * results.num_steps)
         axis.set_xlabel("steps")
@@ -134,7 +135,7 @@ def final_differences(results: Results) -> Figure | None:
     ]
     if not panels:
         return None
-    figure, axes = dot_panels([arm.name for arm in results.arms], panels, share_x=True)
+    figure, axes = dot_panels(_labels(results), panels, share_x=True)
     for axis in axes:
         axis.axvline(0, color=MUTED, linewidth=1, zorder=1)
         axis.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=""))
@@ -170,7 +171,7 @@ def mechanisms(results: Results) -> Figure | None:
     panels = [(title, dots) for title, dots in panels if dots]
     if not panels:
         return None
-    figure, axes = dot_panels([arm.name for arm in results.arms], panels)
+    figure, axes = dot_panels(_labels(results), panels)
     for axis, (title, dots) in zip(axes, panels, strict=True):
         # From 0, or a difference of nothing would look like one.
         axis.set_xlim(0, 1.08 * max(max(dot.seeds) for dot in dots.values()) or 1)
@@ -187,11 +188,12 @@ def mechanisms(results: Results) -> Figure | None:
 def _curves_on_one_axis(results: Results) -> Figure:
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axis = figure.subplots()
+    labels = _labels(results)
     ends = []
     for index, arm in enumerate(results.arms):
         colour = RUN_COLOURS[index]
-        _curve(axis, arm, colour)
-        ends.append((float(_accuracy(arm)[:, -1].mean()), arm.name, colour))
+        _curve(axis, arm.runs, colour)
+        ends.append((arm.final["pass@1"].mean, labels[arm.name], colour))
     _accuracy_axis(axis, results)
     axis.set_xlabel("step")
     for y, (_, name, colour) in zip(_spread([end[0] for end in ends]), ends, strict=True):
@@ -222,18 +224,15 @@ def _spread(values: Sequence[float], gap: float = 0.05) -> list[float]:
     return (placed - (placed - np.array(values)).max() / 2).tolist()
 
 
-def _accuracy(arm: ArmResult) -> np.ndarray:
-    """(seeds, evaluations) accuracies."""
-    return np.array([run.accuracy for run in arm.runs])
-
-
-def _curve(axis: Axes, arm: ArmResult, colour: str) -> None:
-    values = _accuracy(arm)
-    steps = arm.runs[0].steps
+def _curve(axis: Axes, runs: Sequence[Measured], colour: str) -> None:
+    """Mean and range of some seeds of one arm; nothing where there are none."""
+    if not runs:
+        return
+    values = np.array([run.accuracy for run in runs])
     axis.fill_between(
-        steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.14, linewidth=0
+        runs[0].steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.14, linewidth=0
     )
-    axis.plot(steps, values.mean(axis=0), color=colour)
+    axis.plot(runs[0].steps, values.mean(axis=0), color=colour)
 
 
 def _accuracy_axis(axis: Axes, results: Results) -> None:
@@ -245,6 +244,15 @@ def _accuracy_axis(axis: Axes, results: Results) -> None:
 
 def _seeds_text(arm: ArmResult) -> str:
     return f"{len(arm.runs)} seed{'s' if len(arm.runs) > 1 else ''}"
+
+
+def _labels(results: Results) -> dict[str, str]:
+    """Arms by name; those with fewer seeds than others, with their number."""
+    most = max(len(arm.runs) for arm in results.arms)
+    return {
+        arm.name: arm.name if len(arm.runs) == most else f"{arm.name}, {_seeds_text(arm)}"
+        for arm in results.arms
+    }
 
 
 def _colour(name: str, results: Results) -> str:

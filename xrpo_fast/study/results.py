@@ -47,6 +47,10 @@ class ArmResult:
     ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     """unit -> target -> cost of the reference : cost of this arm."""
 
+    @property
+    def seeds(self) -> set[int]:
+        return {run.seed for run in self.runs}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:

@@ -130,7 +130,14 @@ def warm_up(
 
 def save_policy(model: "LlamaForCausalLM", folder: Path) -> None:
     """Model (fp16) and tokenizer in Hugging Face format."""
+    from transformers.utils import logging
+
+    # It would be written into the middle of a caller's own progress line.
+    was_shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     deepcopy(model).half().save_pretrained(folder)
+    if was_shown:
+        logging.enable_progress_bar()
     build_tokenizer().save_pretrained(folder)
 
 
