@@ -29,6 +29,14 @@ void in_lanes(std::size_t count, const Visit& visit) {
     for (; i < count; ++i) visit(i, 0);
 }
 
+// Visits [begin, end) of a block that stays in the nearest cache.
+template <class Visit>
+void in_blocks(std::size_t count, const Visit& visit) {
+    constexpr std::size_t BLOCK = 2048;
+    for (std::size_t begin = 0; begin < count; begin += BLOCK)
+        visit(begin, std::min(begin + BLOCK, count));
+}
+
 inline double largest_of(const std::vector<double>& values) noexcept {
     std::array<double, LANES> largest{};
     in_lanes(values.size(), [&](std::size_t i, std::size_t lane) {
@@ -82,20 +90,30 @@ class LargestRemainder {
         const std::int32_t mask = (1 << bits) - 1;
         packed_.resize(count);
         candidates_.resize(count);
+        histogram_.assign(2 * (static_cast<std::size_t>(mask) + 1), 0);
         std::int32_t* packed = packed_.data();
+        std::int32_t* histogram = histogram_.data();
         std::int64_t rest = budget;
-        for (std::size_t i = 0; i < count; ++i) {
-            packed[i] = static_cast<std::int32_t>(weight(i) * rate * scale);
-            rest -= packed[i] >> bits;
-        }
+        in_blocks(count, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end; ++i)
+                packed[i] = static_cast<std::int32_t>(weight(i) * rate * scale);
+            std::int64_t given = 0;
+            for (std::size_t i = begin; i < end; ++i) given += packed[i] >> bits;
+            rest -= given;
+            // Two counts of each bucket: with equal remainders one would wait for itself.
+            for (std::size_t i = begin; i < end; ++i)
+                ++histogram[2 * static_cast<std::size_t>(packed[i] & mask) + i % 2];
+        });
         const std::int32_t last = last_bucket(rest, mask);
         std::uint32_t* candidate = candidates_.data();
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::int32_t bucket = packed[i] & mask;
-            shares[i] = (packed[i] >> bits) + (bucket > last);
-            *candidate = static_cast<std::uint32_t>(i);
-            candidate += bucket == last;
-        }
+        in_blocks(count, [&](std::size_t begin, std::size_t end) {
+            for (std::size_t i = begin; i < end; ++i)
+                shares[i] = (packed[i] >> bits) + ((packed[i] & mask) > last);
+            for (std::size_t i = begin; i < end; ++i) {
+                *candidate = static_cast<std::uint32_t>(i);
+                candidate += (packed[i] & mask) == last;
+            }
+        });
         const auto num_candidates = candidate - candidates_.data();
         if (rest > 0 && rest < num_candidates) order(num_candidates, rest, weight, rate, ties);
         for (std::int64_t j = 0; j < rest; ++j) ++shares[candidates_[static_cast<std::size_t>(j)]];
@@ -105,11 +123,7 @@ class LargestRemainder {
     // The bucket of the `rest`-th largest remainder; takes the buckets above it off `rest`.
     std::int32_t last_bucket(std::int64_t& rest, std::int32_t mask) {
         if (rest <= 0) return mask + 1;
-        histogram_.assign(2 * (static_cast<std::size_t>(mask) + 1), 0);
-        std::int32_t* histogram = histogram_.data();
-        // Two counts of each bucket: with equal remainders one would wait for itself.
-        for (std::size_t i = 0; i < packed_.size(); ++i)
-            ++histogram[2 * static_cast<std::size_t>(packed_[i] & mask) + i % 2];
+        const std::int32_t* histogram = histogram_.data();
         std::int32_t last = mask;
         for (; last > 0; --last) {
             const std::int32_t size = histogram[2 * last] + histogram[2 * last + 1];
