@@ -157,6 +157,13 @@ def test_log_with_the_least_columns_and_unscored_rewards(tmp_path):
     assert row[4] == 12
 
 
+def test_leaves_of_trees_are_refused(tmp_path):
+    table = {"prompt_id": ["x"] * 2, "reward": [0.0, 1.0], "shared_tokens": [0, 4]}
+    pq.write_table(pa.table(table), tmp_path / "log.parquet")
+    with pytest.raises(WorldError, match=r"expected independent rollouts.*tree\.enabled = false"):
+        read_log(tmp_path / "log.parquet")
+
+
 def test_neyman_counts():
     p = np.array([0.0, 0.5, 0.1, 1.0])
     counts = neyman_counts(p, 40)

@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         ("error", pa.string()),
         ("extracted", pa.string()),
         ("num_tokens", pa.int64()),
+        ("shared_tokens", pa.int64()),
         ("truncated", pa.bool_()),
         ("score", pa.float32()),
         ("eta", pa.float32()),
@@ -37,7 +38,8 @@ SCHEMA = pa.schema(
         ("response", pa.string()),
     ]
 )
-"""score: mean log-prob in nats; similarity: of the nearest exemplar; texts: null where not kept."""
+"""score: mean log-prob in nats; similarity: of the nearest exemplar; shared_tokens: those that an
+earlier leaf of the tree has too; texts: null where not kept."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -73,6 +75,7 @@ def write_rollouts(
             "error": [r.verdict.error for r in rollouts],
             "extracted": [r.verdict.extracted for r in rollouts],
             "num_tokens": [r.num_tokens for r in rollouts],
+            "shared_tokens": [r.num_shared_tokens for r in rollouts],
             "truncated": [r.is_truncated for r in rollouts],
             "score": shaped.scores.float().numpy(),
             "eta": shaped.eta.float().numpy(),

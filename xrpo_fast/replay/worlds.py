@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-OPTIONAL_COLUMNS = {"step": 0, "seeded": False, "num_tokens": 0}
+OPTIONAL_COLUMNS = {"step": 0, "seeded": False, "num_tokens": 0, "shared_tokens": 0}
 HARD_RATE = 0.25
 """A recorded prompt is hard where its solved rate is above 0 and at most this."""
 
@@ -152,11 +152,16 @@ def read_log(path: Path) -> list[RecordedStep]:
     a rollout is solved at the largest reward of the log.
 
     Raises:
-        WorldError: no file, a missing column, or no rollout.
+        WorldError: no file, a missing column, no rollout, or the leaves of trees.
     """
     table = pa.concat_tables([_read_file(file) for file in _log_files(path)])
     if len(table) == 0:
         raise WorldError(f"{path}: expected at least one rollout, got none")
+    if any(table["shared_tokens"].to_numpy() > 0):
+        raise WorldError(
+            f"{path}: expected independent rollouts, got leaves of trees, which share their first "
+            "tokens; record a run with tree.enabled = false"
+        )
     columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     columns["reward"] = columns["reward"].astype(np.float64)
     if "solved" not in columns:
