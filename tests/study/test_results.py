@@ -12,6 +12,7 @@ from xrpo_fast.study.figures import (
     OTHER_COLOUR,
     _labels,
     _sign_colour,
+    _spread,
     learning_curves,
 )
 from xrpo_fast.study.measure import Cost
@@ -171,6 +172,15 @@ def test_arms_of_fewer_seeds_are_shown_beside_the_same_seeds(write_study, write_
     lines = learning_curves(results).axes[0].get_lines()
     # Not the mean of the reference's two seeds, .6 at the end.
     assert [line.get_ydata()[-1] for line in lines] == [0.9, 0.9]
+
+
+def test_labels_that_lie_together_push_each_other_apart():
+    spread = _spread([0.94, 0.70, 0.72, 0.70])
+    assert spread[0] == pytest.approx(0.94)
+    low, middle, high = sorted(spread[1:])
+    assert (middle - low, high - middle) == pytest.approx((0.05, 0.05), abs=1e-3)
+    assert spread[2] == high
+    assert low + middle + high == pytest.approx(0.70 + 0.72 + 0.70)
 
 
 def test_an_interval_of_few_seeds_has_no_colour():

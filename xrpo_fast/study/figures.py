@@ -1,6 +1,5 @@
 """Pictures of a study: learning curves, and dots with intervals for everything else."""
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from xrpo_fast.study.tables import name_of
 REFERENCE_COLOUR, OTHER_COLOUR, BETTER_COLOUR = RUN_COLOURS[0], RUN_COLOURS[1], RUN_COLOURS[2]
 MOST_ARMS_ON_ONE_AXIS = 5
 DPI = 160
+MOST_PUSHES = 200
 SHOWN_TIERS = ("tier/vhard",)
 SHARES = ("dead_groups", "flipped")
 SHOWN_MECHANISMS = ("dead_groups", "flipped", "gini", "answer_tokens", "grad_norm")
@@ -215,13 +215,16 @@ def _curves_on_one_axis(results: Results) -> Figure:
 
 
 def _spread(values: Sequence[float], gap: float = 0.05) -> list[float]:
-    """Heights of labels near the values, at least `gap` apart."""
+    """Heights of labels near the values, at least `gap` apart: those too near push each other."""
     order = np.argsort(values)
-    placed = np.array(values, dtype=np.float64)
-    for below, above in itertools.pairwise(order):
-        placed[above] = max(placed[above], placed[below] + gap)
-    # Half of what the pile has grown by, so that it stands around its values.
-    return (placed - (placed - np.array(values)).max() / 2).tolist()
+    placed = np.array(values, dtype=np.float64)[order]
+    for _ in range(MOST_PUSHES):
+        lacking = np.maximum(gap - np.diff(placed), 0)
+        placed[:-1] -= lacking / 2
+        placed[1:] += lacking / 2
+    spread = np.empty_like(placed)
+    spread[order] = placed
+    return spread.tolist()
 
 
 def _curve(axis: Axes, runs: Sequence[Measured], colour: str) -> None:
