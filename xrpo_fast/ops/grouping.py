@@ -33,10 +33,10 @@ def grouping(
         return cu_groups, order
     is_start = torch.ones_like(ids, dtype=torch.bool)
     torch.ne(ids[1:], ids[:-1], out=is_start[1:])
-    group = is_start.cumsum(0) - 1
-    rows = torch.arange(num_seqs, device=ids.device)
-    cu_groups.scatter_reduce_(0, group, rows, "amin")
-    return cu_groups, order
+    # Rows that start no group write what already stands at the end: no sync, and no atomic minimum.
+    group = torch.where(is_start, is_start.cumsum(0) - 1, num_seqs)
+    start = torch.where(is_start, torch.arange(num_seqs, device=ids.device), num_seqs)
+    return cu_groups.scatter_(0, group, start), order
 
 
 def scored_rows(rewards: Tensor, cu_groups: Tensor) -> Tensor:
