@@ -3,6 +3,9 @@
 import json
 import math
 import re
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,3 +191,20 @@ def test_missing_tracker_packages_are_named(tmp_path, monkeypatch, name):
     message = f"log.trackers: expected the package {name}, which is not installed"
     with pytest.raises(ImportError, match=message):
         make_trackers([name], tmp_path, "run")
+
+
+def test_wandb_runs_have_ids_of_their_own_and_go_on_with_them(tmp_path, monkeypatch):
+    started = []
+    wandb = ModuleType("wandb")
+    wandb.__spec__ = ModuleSpec("wandb", None)
+    wandb.init = lambda **given: started.append(given) or SimpleNamespace(finish=lambda: None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    # Two studies have an arm of the same name; the first one's run is then resumed.
+    for study in ("one", "two", "one"):
+        folder = tmp_path / study / "xrpo-seed0"
+        folder.mkdir(parents=True, exist_ok=True)
+        make_trackers(["wandb"], folder, "xrpo-seed0")[0].close()
+    first, second, resumed = (given["id"] for given in started)
+    assert first != second
+    assert resumed == first
+    assert {(given["name"], given["resume"]) for given in started} == {("xrpo-seed0", "allow")}

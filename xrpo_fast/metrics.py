@@ -8,6 +8,7 @@ import json
 import math
 import os
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -193,13 +194,30 @@ class _WandB:
     def __init__(self, run_dir: Path, run_name: str) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
-        self._run = wandb.init(project="xrpo_fast", name=run_name, id=run_name, dir=str(run_dir))
+        self._run = wandb.init(
+            project="xrpo_fast",
+            name=run_name,
+            id=_wandb_id(run_dir),
+            # A resumed run goes on in its own history.
+            resume="allow",
+            dir=str(run_dir),
+        )
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _wandb_id(run_dir: Path) -> str:
+    """The run's own id, kept in its folder: names repeat from one study to the next."""
+    path = run_dir / "wandb_id.txt"
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(uuid.uuid4().hex, encoding="utf-8")
+        temporary.replace(path)
+    return path.read_text(encoding="utf-8").strip()
 
 
 def memory_metrics() -> dict[str, float]:
