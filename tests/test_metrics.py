@@ -13,11 +13,13 @@ import torch
 
 from xrpo_fast.metrics import (
     PHASES,
+    TAIL_BYTES,
     Clock,
     DeviceSums,
     MetricsWriter,
     make_trackers,
     memory_metrics,
+    read_last_metrics,
     read_metrics,
     to_json_number,
     truncate_metrics,
@@ -99,6 +101,26 @@ def test_a_broken_line_amid_others_is_an_error(tmp_path):
     message = re.escape("""metrics.jsonl:2: expected a JSON object, got '{"st'""")
     with pytest.raises(ValueError, match=message):
         read_metrics(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("", None),
+        ('{"st', None),
+        ('{"step": 0}\n', {"step": 0}),
+        ('{"step": 0}\n{"step": 1}\n{"step": 2, "lo', {"step": 1}),
+        (
+            f'{{"step": 0}}\n{{"step": 1, "note": "{"x" * 2 * TAIL_BYTES}"}}\n',
+            {"step": 1, "note": "x" * 2 * TAIL_BYTES},
+        ),
+    ],
+    ids=["empty", "no-whole-line", "one", "broken-last", "longer-than-one-read"],
+)
+def test_the_last_line_is_read_from_the_end(tmp_path, text, last):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    assert read_last_metrics(path) == last
 
 
 def test_truncation_keeps_the_steps_up_to_the_checkpoint(tmp_path):

@@ -32,6 +32,9 @@ PHASES = (
 )
 """Phases of a step, in timing_s/<phase>; disjoint, so that with `other` they add up to `step`."""
 
+TAIL_BYTES = 64 * 1024
+"""Read at a time from the end of metrics.jsonl; most lines are a few thousand bytes."""
+
 
 class Clock:
     """Seconds per phase of the step under way."""
@@ -148,6 +151,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def read_last_metrics(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a metrics.jsonl, None where there is none; reads the file's end only,
+    so that a run of thousands of steps can be asked for its step twice a second."""
+    tail = b""
+    with path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        # The last line lies between the last two line ends.
+        while start and tail.count(b"\n") < 2:
+            end, start = start, max(start - TAIL_BYTES, 0)
+            file.seek(start)
+            tail = file.read(end - start) + tail
+    line = tail.rpartition(b"\n")[0].rpartition(b"\n")[2]
+    return json.loads(line) if line else None
+
+
 def truncate_metrics(path: Path, last_step: int) -> None:
     """Drop the lines after last_step, for a resumed run; the file is replaced in one move."""
     if not path.exists():
@@ -198,7 +216,6 @@ class _WandB:
             project="xrpo_fast",
             name=run_name,
             id=_wandb_id(run_dir),
-            # A resumed run goes on in its own history.
             resume="allow",
             dir=str(run_dir),
         )
@@ -211,7 +228,7 @@ class _WandB:
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """The run's own id, kept in its folder: names repeat from one study to the next."""
+    """The run's own id, kept in its folder for --resume: names repeat from study to study."""
     path = run_dir / "wandb_id.txt"
     if not path.exists():
         temporary = path.with_suffix(".tmp")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from xrpo_fast.metrics import TAIL_BYTES
 from xrpo_fast.study.__main__ import main
+from xrpo_fast.study.runner import _last_row
 from xrpo_fast.study.state import states_of
 from xrpo_fast.study.study_file import load_study
 
@@ -110,6 +112,13 @@ def test_a_second_ctrl_c_kills_the_run(long_study, tmp_path):
     # A run that was still alive would hold the lock.
     with (tmp_path / "out" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_run_is_asked_for_its_step_without_reading_what_came_before(tmp_path):
+    # Bytes that are no text: reading them would be an error.
+    end = b'\n{"step": 2999}\n{"step": 3000, "loss": 0.5}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff" * 2 * TAIL_BYTES + end)
+    assert _last_row(tmp_path) == {"step": 3000, "loss": 0.5}
 
 
 def test_two_studies_do_not_share_a_folder(write_study, tmp_path, capsys):

@@ -15,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from xrpo_fast.metrics import read_metrics
+from xrpo_fast.metrics import read_last_metrics
 from xrpo_fast.study.children import Child, start
 from xrpo_fast.study.plan import PlannedRun, Study
 from xrpo_fast.study.state import RunState, state_of
@@ -156,5 +156,5 @@ class StudyDisplay:
 def _last_row(folder: Path) -> dict[str, Any]:
     """The last line of a run's metrics; step 0 where there is none yet."""
     path = folder / "metrics.jsonl"
-    rows = read_metrics(path) if path.exists() else []
-    return rows[-1] if rows else {"step": 0}
+    row = read_last_metrics(path) if path.exists() else None
+    return row or {"step": 0}
