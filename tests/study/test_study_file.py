@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from tests.study.conftest import BASE
 from xrpo_fast.config import ConfigError
 from xrpo_fast.study.fairness import speed_differences
 from xrpo_fast.study.study_file import load_study
@@ -30,6 +31,48 @@ loss.clip_high = 0.04
     assert (last.run.seed, last.data.train) == (1, "builtin:symbols?seed=1")
     assert study.runs[0].path == tmp_path / "out" / "xrpo-seed0"
     assert study.reference == "xrpo"
+
+
+def test_a_table_of_held_out_sets_is_one_value(write_study):
+    """Names may hold dots; a later table replaces an earlier one, an empty one too."""
+    base = BASE + '[data.eval]\nold = "old.jsonl"\n'
+    head = """
+eval_set = "math.v1"
+[common.data]
+train = "train.jsonl"
+eval = {"math.v1" = "math.jsonl", other = "o.jsonl"}
+"""
+    runs = load_study(write_study(head, base=base)).runs
+    assert all(
+        run.config.data.eval == {"math.v1": "math.jsonl", "other": "o.jsonl"} for run in runs
+    )
+    runs = load_study(write_study("[common]\ndata.eval = {}", base=base)).runs
+    assert all(run.config.data.eval == {} for run in runs)
+
+
+def test_a_table_may_hold_the_seed(write_study):
+    head = """
+eval_set = "math.v1"
+[per_seed.data]
+train = "train{seed}.jsonl"
+eval = {"math.v1" = "math{seed}.jsonl", other = "o.jsonl"}
+"""
+    found = [run.config.data.eval for run in load_study(write_study(head, "[arms.xrpo]")).runs]
+    assert found == [{"math.v1": f"math{seed}.jsonl", "other": "o.jsonl"} for seed in (0, 1)]
+
+
+def test_a_key_below_a_table_stays_with_its_arm(write_study):
+    head = """
+eval_set = "a"
+[common.reward]
+functions = ["math"]
+[common.data]
+train = "train.jsonl"
+eval = {a = "a.jsonl"}
+"""
+    arms = """[arms.xrpo]\n'data.eval.b' = "b.jsonl"\n[arms.grpo]\nalgorithm = "grpo"\n"""
+    with pytest.raises(ConfigError, match=r"arms.grpo: expected data.eval = {'a': 'a.jsonl', 'b'"):
+        load_study(write_study(head, arms))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +120,8 @@ def test_bad_study_file_is_an_error_that_names_the_key(write_study, head, arms, 
         ("rollout.max_response_tokens = 20", "rollout.max_response_tokens", ("36", "20")),
         ("data.train = 'builtin:symbols?seed=7'", "data.train", ("builtin:symbols", "seed=7")),
         ("model.path = 'elsewhere'", "model.path", ("builtin:symbols", "elsewhere")),
-        ("data.eval.more = 'x.jsonl'", "data.eval.more", ("None", "x.jsonl")),
+        ("data.eval.more = 'x.jsonl'", "data.eval", ("{}", "{'more': 'x.jsonl'}")),
+        ('data.eval = {"more.v1" = "x.jsonl"}', "data.eval", ("{}", "{'more.v1': 'x.jsonl'}")),
     ],
 )
 def test_arms_that_cannot_be_compared_are_refused(write_study, line, key, values):

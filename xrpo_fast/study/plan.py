@@ -26,7 +26,7 @@ class StudyFile(Section):
     parallel: int = Field(default=1, ge=1)
     """Runs at a time, each in its own process."""
     common: dict[str, Any] = Field(default_factory=dict)
-    """Keys of a config, for all arms."""
+    """Keys of a config, for all arms. A table such as data.eval replaces the base's."""
     per_seed: dict[str, Any] = Field(default_factory=dict)
     """Keys of a config whose text holds {seed}."""
     arms: dict[str, dict[str, Any]] = Field(min_length=1)
@@ -72,10 +72,12 @@ class Study:
         return next(run.config for run in self.runs if run.arm == arm)
 
 
-def flat_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(section.key, value) of nested tables; keys may hold dots already."""
+def flat_keys(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(section.key, value) of a config's tables; keys may be written section.key already. A table
+    below section.key, such as data.eval, is a value: its own keys may hold dots."""
     for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat_keys(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and "." not in key:
+            for name, item in value.items():
+                yield f"{key}.{name}", item
         else:
-            yield f"{prefix}{key}", value
+            yield key, value

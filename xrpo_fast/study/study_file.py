@@ -2,7 +2,8 @@
 
     base config and its preset  <  [common]  <  [per_seed]  <  [arms.NAME]
 
-An arm's keys are those of a config file, as "section.key" or as tables.
+An arm's keys are those of a config file, as "section.key" or as tables. Each key is set whole: a
+table of held-out sets, data.eval, replaces the one before it.
 """
 
 import difflib
@@ -75,7 +76,7 @@ def _parse(values: Mapping[str, Any]) -> StudyFile:
         if not 0 < target <= 1:
             raise ConfigError(f"targets: expected accuracies in (0, 1], got {target}")
     for key, value in flat_keys(file.per_seed):
-        if not isinstance(value, str) or PLACEHOLDER not in value:
+        if _fill(value, 0) == value:
             raise ConfigError(
                 f"per_seed.{key}: expected a text that holds {PLACEHOLDER}, got {value!r}; what is "
                 "the same for all seeds belongs in [common]"
@@ -114,15 +115,23 @@ def _resolve(file: StudyFile, base: Mapping[str, Any], arm: str, seed: int) -> C
     given = own.keys() | dict(flat_keys(file.common)).keys() | dict(flat_keys(file.per_seed)).keys()
     if taken := [key for key in SET_BY_STUDY if key in given]:
         raise ConfigError(f"arms.{arm}: expected no {taken[0]}, which the study sets for each run")
-    seeded = {key: text.replace(PLACEHOLDER, str(seed)) for key, text in flat_keys(file.per_seed)}
+    seeded = {key: _fill(value, seed) for key, value in flat_keys(file.per_seed)}
     named = {
         "run.name": f"{arm}-seed{seed}",
         "run.seed": seed,
         "run.output_dir": str(file.output_dir),
     }
     for key, value in [*flat_keys(file.common), *seeded.items(), *own.items(), *named.items()]:
-        set_key(values, key, value)
+        # A copy, so that no key set below a table changes the study file's own.
+        set_key(values, key, deepcopy(value))
     try:
         return make_config(values)
     except ConfigError as error:
         raise ConfigError(f"arms.{arm}: {error}") from None
+
+
+def _fill(value: Any, seed: int) -> Any:
+    """A text, or the texts of a table, with the seed in place."""
+    if isinstance(value, Mapping):
+        return {key: _fill(item, seed) for key, item in value.items()}
+    return value.replace(PLACEHOLDER, str(seed)) if isinstance(value, str) else value
