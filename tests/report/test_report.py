@@ -200,6 +200,42 @@ def test_runs_of_different_tasks(tmp_path, write_run):
         write_report([], tmp_path / "out.html")
 
 
+HELD_OUT = '[data]\neval = {held_out = "one.jsonl"}\neval_split = "test"'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("one.jsonl", "other.jsonl", r"held_out = 'one\.jsonl'.*held_out = 'other\.jsonl'"),
+        ('eval_split = "test"', 'eval_split = "dev"', "split 'test'.*split 'dev'"),
+        ("[data]", "[eval]\nmax_prompts = 7\n[data]", "first 7 prompts of each set"),
+    ],
+    ids=["file", "split", "number of prompts"],
+)
+def test_sets_of_one_name_and_other_prompts_are_not_overlaid(
+    tmp_path, write_run, old, new, message
+):
+    paths = [write_run(tmp_path / name, num_steps=1)[0] for name in "abc"]
+    for path in paths:
+        config = path / "config.toml"
+        config.write_text(config.read_text().replace("[data]", HELD_OUT))
+    assert len(load_runs(paths)) == 3
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(ReportError, match=f"expected runs of one task, got .*{message}"):
+        load_runs(paths)
+
+
+def test_arms_of_a_study_are_overlaid_and_its_seeds_are_not(tmp_path, write_run):
+    """Each seed of a study has a world of its own: curves of two worlds share no axis."""
+    ours, theirs, other = (
+        write_run(tmp_path / name, name=name, data=f"builtin:symbols?seed={seed}")[0]
+        for name, seed in (("xrpo-seed0", 0), ("grpo-seed0", 0), ("xrpo-seed1", 1))
+    )
+    assert [run.name for run in load_runs([ours, theirs])] == ["xrpo-seed0", "grpo-seed0"]
+    with pytest.raises(ReportError, match=r"seed=0', .*seed=1', .*one report per task"):
+        load_runs([ours, theirs, other])
+
+
 def test_equal_names_are_told_apart(tmp_path, write_run):
     paths = [write_run(tmp_path / name, num_steps=1)[0] for name in "ab"]
     assert [run.name for run in load_runs(paths)] == [str(path) for path in paths]

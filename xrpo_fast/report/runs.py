@@ -113,8 +113,17 @@ def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
 def _task(run: Run) -> str:
     """Training and evaluation data, by what decides whether curves may share an axis."""
     data = run.config.get("data", {})
-    sets = run.eval_sets()
-    return f"train {data.get('train')!r}, evaluation {', '.join(sets) if sets else 'none'}"
+    sources = data.get("eval") or {}
+    sets = [
+        f"{name} = {sources[name]!r}" if name in sources else name
+        for name in dict.fromkeys([*run.eval_sets(), *sources])
+    ]
+    task = f"train {data.get('train')!r}, evaluation {', '.join(sets) if sets else 'none'}"
+    if sources:
+        # The sets that a task brings itself have a split of their own.
+        task += f" (split {data.get('eval_split')!r})"
+    most = run.config.get("eval", {}).get("max_prompts", 0)
+    return f"{task}, first {most} prompts of each set" if most else task
 
 
 def _load_run(path: Path) -> Run:
