@@ -21,7 +21,8 @@ from xrpo_fast.study.resampling import estimate, ratio
 from xrpo_fast.study.results import FEW_SEEDS, collect
 from xrpo_fast.study.state import state_of, states_of
 from xrpo_fast.study.study_file import load_study
-from xrpo_fast.study.tables import ratio_text, to_markdown
+from xrpo_fast.study.tables import to_markdown
+from xrpo_fast.study.texts import ratio_text
 
 ACCURACIES = {
     "xrpo-seed0": [0.1, 0.5, 0.9],
@@ -68,6 +69,37 @@ def test_tables_show_bounds_and_differences(study):
     assert "| grpo | .375 [.350, .400] |" in text
 
 
+def test_tables_show_what_a_target_cost_in_every_unit(study):
+    text = to_markdown(collect(study, states_of(study)), "two arms")
+    # .5: XRPO after 2 and 1.5 steps of 72 rollouts and half a second; step s makes 100 s tokens.
+    assert "| to 50% | steps | rollouts | generated tokens | training seconds |" in text
+    assert "| xrpo | 2 [2, 2] | 126 [108, 144] | 250 [200, 300] | 1 [1, 1] |" in text
+    assert "| grpo | > 4 | > 288 | > 1,000 | > 2 |" in text
+
+
+def test_mechanisms_are_compared_paired(study):
+    for run in study.runs:
+        path = run.path / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["grad_norm"] = run.seed + 11.5 * (run.arm == "grpo")
+            row["groups/zero_variance_frac"] = 0.25 * (1 + (run.arm == "grpo"))
+            if row["step"] % 2 == 0:
+                row["eval/heldout/mean_length"] = 20.0 + 2 * run.seed - 3 * (run.arm == "grpo")
+            if run.arm == "grpo":
+                row.pop("icl/hopeless_prompts", None)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    results = collect(study, states_of(study))
+    xrpo, grpo = results.arms
+    assert not xrpo.mechanism_differences
+    gap = grpo.mechanism_differences["grad_norm"]
+    # Paired: the seeds' own difference, 1, is not in the interval.
+    assert (gap.mean, gap.low, gap.high) == (11.5, 11.5, 11.5)
+    assert grpo.mechanism_differences.keys() == {"dead_groups", "answer_tokens", "grad_norm"}
+    line = "| grpo | +0.250 [+0.250, +0.250] | - | -3.0 [-3.0, -3.0] | +11.500 [+11.500, +11.500] |"
+    assert line in to_markdown(results, "two arms")
+
+
 def test_outputs_are_written_and_hold_every_seed(study):
     results = collect(study, states_of(study))
     paths = write_results(study, results, "two arms", "a command")
@@ -98,6 +130,7 @@ def test_unlike_engines_have_no_ratio_of_seconds(write_study, write_run):
     results = collect(study, states_of(study))
     assert "seconds" not in results.arms[1].ratios
     assert results.arms[1].ratios["steps"]
+    assert "| grpo | > 4 | > 288 | > 1,000 | - |" in to_markdown(results, "two engines")
     assert any("seconds are not compared" in note for note in results.notes)
 
 

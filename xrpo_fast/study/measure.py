@@ -26,6 +26,8 @@ MECHANISMS = {
     "rollouts_per_step": "rollouts per step",
     "step_seconds": "seconds per step",
 }
+PAIRED_MECHANISMS = ("dead_groups", "flipped", "answer_tokens", "grad_norm")
+"""What is compared with the reference; seconds and rollouts are by what a target cost."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.study.fairness import speed_differences
 from xrpo_fast.study.measure import (
-    MECHANISMS,
+    PAIRED_MECHANISMS,
     UNITS,
     Cost,
     Measured,
@@ -41,9 +41,12 @@ class ArmResult:
     final: dict[str, Estimate]
     costs: dict[str, dict[str, MeanCost]]
     """unit -> target -> cost."""
+    """Of arms whose seconds are not comparable with the reference's, all but seconds."""
     mechanisms: dict[str, Estimate]
     differences: dict[str, Estimate] = field(default_factory=dict)
     """This arm's final numbers minus the reference's, paired; empty for the reference."""
+    mechanism_differences: dict[str, Estimate] = field(default_factory=dict)
+    """The same of PAIRED_MECHANISMS, where both arms have the number."""
     ratios: dict[str, dict[str, Ratio]] = field(default_factory=dict)
     """unit -> target -> cost of the reference : cost of this arm."""
 
@@ -148,8 +151,7 @@ def _k(name: str) -> int:
 def _arm(name: str, runs: list[Measured], others: list[Measured], has_seconds: bool) -> ArmResult:
     """One arm; `others` are the reference's runs, empty for the reference itself."""
     final = _by_name([(run.seed, run.final) for run in runs])
-    theirs = _by_name([(run.seed, run.final) for run in others])
-    gaps = {key: difference(final[key], theirs[key]) for key in final if key in theirs}
+    mechanisms = _by_name([(run.seed, run.mechanisms) for run in runs])
     units = [unit for unit in UNITS if unit != "seconds" or has_seconds]
     ratios = {
         unit: {
@@ -164,14 +166,14 @@ def _arm(name: str, runs: list[Measured], others: list[Measured], has_seconds: b
         final={key: estimate(values) for key, values in final.items()},
         costs={
             unit: {target: mean_cost(_costs(runs, unit, target)) for target in runs[0].costs[unit]}
-            for unit in UNITS
+            for unit in units
         },
-        mechanisms={
-            key: estimate(values)
-            for key, values in _by_name([(run.seed, run.mechanisms) for run in runs]).items()
-            if key in MECHANISMS
-        },
-        differences={key: gap for key, gap in gaps.items() if gap is not None},
+        mechanisms={key: estimate(values) for key, values in mechanisms.items()},
+        differences=_gaps(final, _by_name([(run.seed, run.final) for run in others])),
+        mechanism_differences=_gaps(
+            {key: mechanisms[key] for key in PAIRED_MECHANISMS if key in mechanisms},
+            _by_name([(run.seed, run.mechanisms) for run in others]),
+        ),
         ratios={
             unit: {target: found for target, found in by_target.items() if found is not None}
             for unit, by_target in ratios.items()
@@ -183,6 +185,14 @@ def _by_name(values: list[tuple[int, dict[str, float]]]) -> dict[str, dict[int, 
     """name -> seed -> number."""
     names = dict.fromkeys(name for _, found in values for name in found)
     return {name: {seed: v[name] for seed, v in values if name in v} for name in names}
+
+
+def _gaps(
+    ours: dict[str, dict[int, float]], theirs: dict[str, dict[int, float]]
+) -> dict[str, Estimate]:
+    """Ours minus theirs by name, paired by seed, where both have the number."""
+    gaps = {name: difference(ours[name], theirs[name]) for name in ours if name in theirs}
+    return {name: gap for name, gap in gaps.items() if gap is not None}
 
 
 def _costs(runs: list[Measured], unit: str, target: str) -> dict[int, Cost]:

@@ -1,14 +1,23 @@
 """results.md: the tables that a reader sees first."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich.table import Table
 
-from xrpo_fast.study.measure import MECHANISMS, UNITS
-from xrpo_fast.study.resampling import Estimate, MeanCost, Ratio
+from xrpo_fast.study.measure import MECHANISMS, PAIRED_MECHANISMS, UNITS
+from xrpo_fast.study.resampling import Estimate, MeanCost
 from xrpo_fast.study.results import ArmResult, Results
+from xrpo_fast.study.texts import (
+    NONE,
+    cost_text,
+    interval_text,
+    markdown_table,
+    ratio_text,
+    signed,
+    three,
+)
 
-NONE = "-"
 PLACES = {"answer_tokens": 1, "rollouts_per_step": 0}
 TIERS = {"vhard": "very hard"}
 
@@ -26,12 +35,15 @@ def to_markdown(results: Results, title: str) -> str:
         "## At the end",
         _final_table(results),
         _tier_table(results),
+        "## What a target accuracy cost",
+        _cost_tables(results),
         f"## What a target accuracy cost, {results.reference} : other",
         _ratio_tables(results),
         f"## Differences to {results.reference}",
         _difference_table(results),
         "## Mechanisms",
         _mechanism_table(results),
+        _mechanism_difference_table(results),
         "## Each seed",
         _seed_table(results),
         "## How to read this",
@@ -52,8 +64,8 @@ def overview(results: Results) -> Table:
         table.add_row(
             arm.name,
             str(len(arm.runs)),
-            _three(arm.final["pass@1"].mean),
-            _estimate(arm.differences.get("pass@1"), _signed),
+            three(arm.final["pass@1"].mean),
+            _estimate(arm.differences.get("pass@1"), signed),
             *(_mean_text(arm.costs["steps"][target]) for target in results.targets),
         )
     return table
@@ -65,52 +77,6 @@ def name_of(metric: str) -> str:
         tier = metric.removeprefix("tier/")
         return f"{TIERS.get(tier, tier)} tier"
     return metric
-
-
-def interval_text(found: Estimate, number: Callable[[float], str]) -> str:
-    """mean [low, high], or the mean alone where there is one seed."""
-    if found.low is None or found.high is None:
-        return number(found.mean)
-    return f"{number(found.mean)} [{number(found.low)}, {number(found.high)}]"
-
-
-def cost_text(cost: MeanCost, unit: str) -> str:
-    """'62 [58, 66]'; '> 93 (2 of 5 seeds never)' where a seed did not get there."""
-    if cost.is_bound:
-        missed = sum(not c.is_reached for c in cost.by_seed.values())
-        if missed == len(cost.by_seed):
-            return f"> {amount(cost.mean, unit)}"
-        return f"> {amount(cost.mean, unit)} ({missed} of {len(cost.by_seed)} never)"
-    text = amount(cost.mean, unit)
-    if cost.low is None or cost.high is None:
-        return text
-    return f"{text} [{amount(cost.low, unit)}, {amount(cost.high, unit)}]"
-
-
-def ratio_text(found: Ratio) -> str:
-    """'0.71 [0.62, 0.80]'; '< 0.71 [< 0.80]' where the other missed the target, '> ...' where ours
-    did."""
-    has_interval = found.low is not None
-    if found.is_exact:
-        return f"{found.least:.2f}" + (
-            f" [{found.low:.2f}, {_bound(found.high)}]" if has_interval else ""
-        )
-    if found.least == 0 and found.most is None:
-        return "neither in all seeds"
-    if found.most is None:
-        return f"> {found.least:.2f}" + (f" [> {found.low:.2f}]" if has_interval else "")
-    return f"< {found.most:.2f}" + (f" [< {_bound(found.high)}]" if has_interval else "")
-
-
-def _bound(value: float | None) -> str:
-    return "any" if value is None else f"{value:.2f}"
-
-
-def amount(value: float, unit: str) -> str:
-    """12,800 rollouts, 1.24M tokens, 63 steps."""
-    if unit == "tokens" and value >= 1e6:
-        return f"{value / 1e6:.2f}M"
-    return f"{value:,.0f}"
 
 
 def _opening(results: Results) -> str:
@@ -127,21 +93,35 @@ def _final_table(results: Results) -> str:
         [
             arm.name,
             str(len(arm.runs)),
-            *(_estimate(arm.final.get(name), _three) for name in names),
+            *(_estimate(arm.final.get(name), three) for name in names),
             *(cost_text(arm.costs["steps"][target], "steps") for target in results.targets),
         ]
         for arm in results.arms
     ]
-    return _table(["arm", "seeds", *map(name_of, names), *targets], rows)
+    return markdown_table(["arm", "seeds", *map(name_of, names), *targets], rows)
 
 
 def _tier_table(results: Results) -> str:
     names = [name for name in results.final_names if name.startswith("tier/")]
     rows = [
-        [arm.name, *(_estimate(arm.final.get(name), _three) for name in names)]
+        [arm.name, *(_estimate(arm.final.get(name), three) for name in names)]
         for arm in results.arms
     ]
-    return _table(["pass@1", *map(name_of, names)], rows) if names else ""
+    return markdown_table(["pass@1", *map(name_of, names)], rows) if names else ""
+
+
+def _cost_tables(results: Results) -> str:
+    return "\n\n".join(
+        markdown_table(
+            [f"to {target}", *UNITS.values()],
+            [[arm.name, *(_cost(arm, unit, target) for unit in UNITS)] for arm in results.arms],
+        )
+        for target in results.targets
+    )
+
+
+def _cost(arm: ArmResult, unit: str, target: str) -> str:
+    return cost_text(arm.costs[unit][target], unit) if unit in arm.costs else NONE
 
 
 def _ratio_tables(results: Results) -> str:
@@ -154,7 +134,7 @@ def _ratio_tables(results: Results) -> str:
             if any(target in found for found in arm.ratios.values())
         ]
         if rows:
-            parts.append(_table([f"to {target}", *UNITS.values()], rows))
+            parts.append(markdown_table([f"to {target}", *UNITS.values()], rows))
     return "\n\n".join(parts)
 
 
@@ -166,11 +146,15 @@ def _ratio(arm: ArmResult, unit: str, target: str) -> str:
 def _difference_table(results: Results) -> str:
     names = results.final_names
     rows = [
-        [arm.name, *(_estimate(arm.differences.get(name), _signed) for name in names)]
+        [arm.name, *(_estimate(arm.differences.get(name), signed) for name in names)]
         for arm in results.arms
         if arm.differences
     ]
-    return _table([f"arm minus {results.reference}", *map(name_of, names)], rows) if rows else ""
+    return (
+        markdown_table([f"arm minus {results.reference}", *map(name_of, names)], rows)
+        if rows
+        else ""
+    )
 
 
 def _mechanism_table(results: Results) -> str:
@@ -178,14 +162,34 @@ def _mechanism_table(results: Results) -> str:
     rows = [
         [
             arm.name,
-            *(
-                _estimate(arm.mechanisms.get(name), lambda v, n=name: f"{v:,.{PLACES.get(n, 3)}f}")
-                for name in shown
-            ),
+            *(_estimate(arm.mechanisms.get(name), partial(_mechanism, name)) for name in shown),
         ]
         for arm in results.arms
     ]
-    return _table(["arm", *(MECHANISMS[name] for name in shown)], rows)
+    return markdown_table(["arm", *(MECHANISMS[name] for name in shown)], rows)
+
+
+def _mechanism_difference_table(results: Results) -> str:
+    rows = [
+        [
+            arm.name,
+            *(
+                _estimate(arm.mechanism_differences.get(name), partial(_mechanism, name, sign="+"))
+                for name in PAIRED_MECHANISMS
+            ),
+        ]
+        for arm in results.arms
+        if arm.mechanism_differences
+    ]
+    header = [
+        f"arm minus {results.reference}",
+        *(MECHANISMS[name] for name in PAIRED_MECHANISMS),
+    ]
+    return markdown_table(header, rows) if rows else ""
+
+
+def _mechanism(name: str, value: float, sign: str = "") -> str:
+    return f"{value:{sign},.{PLACES.get(name, 3)}f}"
 
 
 def _seed_table(results: Results) -> str:
@@ -194,7 +198,7 @@ def _seed_table(results: Results) -> str:
         [
             arm.name,
             str(run.seed),
-            *(_three(run.final[name]) if name in run.final else NONE for name in names),
+            *(three(run.final[name]) if name in run.final else NONE for name in names),
             *(
                 ("" if cost.is_reached else "> ") + f"{cost.value:.0f}"
                 for cost in (run.costs["steps"][target] for target in results.targets)
@@ -204,7 +208,7 @@ def _seed_table(results: Results) -> str:
         for run in arm.runs
     ]
     targets = [f"steps to {target}" for target in results.targets]
-    return _table(["arm", "seed", *map(name_of, names), *targets], rows)
+    return markdown_table(["arm", "seed", *map(name_of, names), *targets], rows)
 
 
 def _reading(results: Results) -> str:
@@ -228,22 +232,9 @@ def _estimate(found: Estimate | None, number: Callable[[float], str]) -> str:
     return interval_text(found, number) if found else NONE
 
 
-def _three(value: float) -> str:
-    return f"{value:.3f}".removeprefix("0") if value < 1 else "1.000"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("0.", ".", 1)
-
-
 def _mean_text(cost: MeanCost) -> str:
     return f"{'> ' if cost.is_bound else ''}{cost.mean:.0f}"
 
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
