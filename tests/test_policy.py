@@ -59,6 +59,26 @@ def test_logprobs_are_those_of_the_models_logits(folder, architecture, bends):
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_row_scores_the_same_alone_and_in_a_large_batch(folder, monkeypatch, dtype):
+    config = ModelConfig(path=str(folder), compute_dtype=dtype)
+    policy = load_policy(config, temperature=1.0, device=CPU)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.mul_(30.0)
+    rows = [
+        TrainingRow(
+            group=0, prompt_ids=(3, 4), response_ids=tuple(range(5 + i, 69 + i)), advantage=1
+        )
+        for i in range(4)
+    ]
+    batches = [collate(rows[:n], pad_token_id=0, device=CPU) for n in (1, 4)]
+    # Room for the logits of one row, not of four.
+    monkeypatch.setattr("xrpo_fast.policy.MAX_LOGITS_BYTES", 4 * 64 * 128)
+    alone, among = (policy.token_logprobs(batch).logprobs for batch in batches)
+    assert alone.std() > 1
+    torch.testing.assert_close(alone, among[:64], rtol=0, atol=1e-4)
+
+
 def test_a_head_that_bends_logits_in_an_unknown_way_is_an_error(folder, monkeypatch):
     from transformers import LlamaForCausalLM
 

@@ -67,8 +67,7 @@ class Policy:
             ).last_hidden_state
             rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.positions)
             head = self.model.get_output_embeddings()
-            vocab = head.weight.shape[0]
-            if not has_plain_head(self.model) or 4 * rows.shape[0] * vocab <= MAX_LOGITS_BYTES:
+            if self._makes_logits(rows.shape[0]):
                 logits = self._logits(head, rows)
                 return token_logprobs(
                     logits,
@@ -85,13 +84,23 @@ class Policy:
             return_entropy=return_entropy,
         )
 
+    def _makes_logits(self, num_rows: int) -> bool:
+        """Whether whole logits are made. Small ones save a second pass over the head, but only in
+        float32: bfloat16 would round them, and a row would score otherwise in a larger batch."""
+        if not has_plain_head(self.model):
+            return True
+        vocab = self.model.get_output_embeddings().weight.shape[0]
+        is_small = 4 * num_rows * vocab <= MAX_LOGITS_BYTES
+        return is_small and self.compute_dtype == torch.float32
+
     def _logits(self, head: nn.Module, rows: Tensor) -> Tensor:
+        config = self.model.config.get_text_config()
         logits = head(rows)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        cap = getattr(config, "final_logit_softcapping", None)
         if cap:
             logits = cap * torch.tanh(logits / cap)
-        divisor = getattr(self.model.config, "logits_scaling", None) or 1.0
-        factor = getattr(self.model.config, "logit_scale", None) or 1.0
+        divisor = getattr(config, "logits_scaling", None) or 1.0
+        factor = getattr(config, "logit_scale", None) or 1.0
         return logits if divisor == factor else logits * (factor / divisor)
 
     @torch.no_grad()
@@ -99,7 +108,8 @@ class Policy:
         """Raises ModelError where the model's logits are not those that `token_logprobs` scores:
         architectures bend them in ways of their own, and log-probs of others would train nonsense.
         """
-        ids = torch.arange(4, device=self.device)[None] % self.model.config.vocab_size
+        vocab = self.model.get_input_embeddings().num_embeddings
+        ids = torch.arange(4, device=self.device)[None] % vocab
         hidden = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         own = self._logits(self.model.get_output_embeddings(), hidden)
         expected = self.model(input_ids=ids, use_cache=False).logits
@@ -115,6 +125,12 @@ class Policy:
         """The full float32 state dict, tied heads included: an engine that is not handed the head
         keeps its old copy and nothing complains. Engines convert to their own dtype."""
         yield from self.model.state_dict().items()
+
+    def release_memory(self) -> None:
+        """Give a GPU's unused memory back to the driver: an engine that wakes maps its own, and
+        cannot use what torch keeps in reserve."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def num_trainable(self) -> int:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
@@ -146,7 +162,7 @@ class Policy:
 
 def has_plain_head(model: Any) -> bool:
     """True where logits are head(hidden) and nothing else, so that they can be cut in chunks."""
-    config = model.config
+    config = model.config.get_text_config()
     bends = ("final_logit_softcapping", "logits_scaling", "logit_scale")
     is_bent = any(getattr(config, name, None) for name in bends)
     return isinstance(model.get_output_embeddings(), nn.Linear) and not is_bent
