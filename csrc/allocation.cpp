@@ -156,8 +156,9 @@ std::int64_t RolloutPlanner::num_groups_wanted() const noexcept {
 }
 
 std::int64_t RolloutPlanner::num_groups_missing() const noexcept {
-    const auto alive = std::count_if(spreads_.begin(), spreads_.end(), [](double s) { return s > 0.0; });
-    return num_groups_wanted() - alive;
+    std::int64_t alive = 0;
+    for (std::size_t q = 0; q < num_prompts(); ++q) alive += state_.stats.stddev(q) > 0.0;
+    return std::max<std::int64_t>(num_groups_wanted() - alive, 0);
 }
 
 std::size_t RolloutPlanner::num_groups_started() const noexcept {

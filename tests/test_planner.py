@@ -271,6 +271,18 @@ def test_dapo_refills_until_enough_groups_carry_signal():
     assert not planner.plan_round().any()
 
 
+@pytest.mark.parametrize("std", ["sample", "jeffreys", "pooled"])
+def test_dapo_counts_groups_with_signal_whatever_the_estimate_of_the_spread(std):
+    planner = RolloutPlanner(
+        8, total_rollouts=32, base_rollouts=4, rounds=1, allocation="dapo", std=std
+    )
+    for started in ([4, 4, 4, 4, 0, 0, 0, 0], [0, 0, 0, 0, 4, 4, 4, 4]):
+        counts = planner.plan_round()
+        assert counts.tolist() == started
+        planner.observe(np.repeat(np.arange(8), counts), np.zeros(counts.sum()))
+    assert planner.is_done
+
+
 def test_dapo_stops_after_its_refills():
     planner = RolloutPlanner(12, total_rollouts=48, base_rollouts=4, rounds=2, allocation="dapo")
     planned = 0
