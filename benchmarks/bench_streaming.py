@@ -104,8 +104,6 @@ class SimulatedSlots:
 class ParityVerifier:
     """Reward by the prompt's pass rate, at once."""
 
-    needs_text = False
-
     def __init__(self) -> None:
         self.done: list[tuple[int, Verdict]] = []
 

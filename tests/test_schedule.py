@@ -57,7 +57,6 @@ class ScriptedVerifier:
 
     pass_rates: Sequence[float]
     delay: int = 0
-    needs_text: bool = True
     polls: int = 0
     pending: list[tuple[int, int, Verdict]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)

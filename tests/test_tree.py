@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrpo_fast.branching import REPEATED_CHARS, Tree, count_repeats
+from xrpo_fast.branching import MAX_REPEATS, REPEATED_CHARS, Tree, is_repetitive
 from xrpo_fast.config import TreeConfig
 from xrpo_fast.metrics import Clock
 from xrpo_fast.planner import RolloutPlanner
@@ -72,7 +72,6 @@ class ParityVerifier:
     """Success where the ids sum to an odd number; a verdict is ready `delay` polls later."""
 
     delay: int = 0
-    needs_text: bool = False
     polls: int = 0
     pending: list[tuple[int, int, Verdict]] = field(default_factory=list)
     seen: list[tuple[str, bool]] = field(default_factory=list)
@@ -194,23 +193,29 @@ def test_a_path_ends_with_an_end_token_the_length_or_the_depth() -> None:
 
 
 def test_a_path_ends_when_its_text_repeats_itself() -> None:
-    # Eight windows of 32 equal characters are 39 characters: the tenth segment of four.
-    options = {"max_response_tokens": 200, "max_depth": 50}
-    verifier = ParityVerifier(needs_text=True)
+    # Eight times 32 equal characters: the 64th segment of four.
+    options = {"max_response_tokens": 400, "max_depth": 100}
+    verifier = ParityVerifier()
     rollout = single_path(
         ShuffledEngine(0.0), verifier, decode=lambda ids: "a" * len(ids), **options
     )
-    assert (rollout.num_tokens, rollout.is_truncated) == (40, True)
-    assert verifier.seen == [("a" * 40, True)]
+    assert (rollout.num_tokens, rollout.is_truncated) == (256, True)
+    assert verifier.seen == [("a" * 256, True)]
     varied = single_path(ShuffledEngine(0.0), ParityVerifier(), **options)
-    assert varied.num_tokens == 200
+    assert varied.num_tokens == 400
 
 
-@given(st.text("ab", max_size=90) | st.text(max_size=80), st.integers(1, 9))
-def test_repeats_are_counted_with_overlaps(text: str, times: int) -> None:
-    text *= times
-    windows = (text[i : i + REPEATED_CHARS] for i in range(len(text) - REPEATED_CHARS + 1))
-    assert count_repeats(text) == max(Counter(windows).values(), default=0)
+@given(st.text("ab", max_size=40), st.text("ab", max_size=40), st.integers(1, 16))
+def test_repetition_is_eight_times_the_same_text_without_overlap(start, piece, times) -> None:
+    text = start + piece * times
+    windows = {text[i : i + REPEATED_CHARS] for i in range(len(text) - REPEATED_CHARS + 1)}
+    most = max(map(text.count, windows), default=0)
+    assert is_repetitive(text) == (most >= MAX_REPEATS)
+
+
+@pytest.mark.parametrize("text", ["-" * 80, "|" + "---|" * 16, "1/3 = 0." + "3" * 40, " " * 200])
+def test_rules_and_indentation_are_no_repetition(text) -> None:
+    assert not is_repetitive(text)
 
 
 def grown(

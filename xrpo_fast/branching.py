@@ -109,16 +109,19 @@ class Tree:
         return boundaries[bits % len(boundaries)]
 
 
-def count_repeats(text: str) -> int:
-    """How often the most frequent text of REPEATED_CHARS characters stands in `text`, overlaps
-    counted."""
+def is_repetitive(text: str) -> bool:
+    """Whether a text of REPEATED_CHARS characters stands in `text` MAX_REPEATS times, without
+    overlap: a rule of dashes or an indented block is no repetition."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-    if len(codes) < REPEATED_CHARS:
-        return 0
+    if len(codes) < REPEATED_CHARS * MAX_REPEATS:
+        return False
     # Each pass makes hashes of windows twice as wide; the arithmetic is modulo 2^64.
     hashes, width = codes.astype(np.uint64), 1
     while width < REPEATED_CHARS:
         factor = np.uint64(pow(_HASH_BASE, width, 2**64))
         hashes = hashes[:-width] * factor + hashes[width:]
         width *= 2
-    return int(np.unique(hashes, return_counts=True)[1].max())
+    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    # Overlaps are counted here, and few windows are left to count exactly.
+    windows = (text[i : i + REPEATED_CHARS] for i in first[counts >= MAX_REPEATS])
+    return any(text.count(window) >= MAX_REPEATS for window in windows)

@@ -192,7 +192,7 @@ class Collector:
                 request = completion.request
                 run.completions[request.id] = completion
                 run.finish_order.append(request.id)
-                text = self.decode(completion.token_ids) if self.verifier.needs_text else ""
+                text = self.decode(completion.token_ids)
                 self.verifier.submit(
                     request.id,
                     run.prompts[request.group],

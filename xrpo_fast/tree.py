@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from xrpo_fast.branching import MAX_REPEATS, Tree, count_repeats
+from xrpo_fast.branching import Tree, is_repetitive
 from xrpo_fast.config import TreeConfig
 from xrpo_fast.metrics import Clock
 from xrpo_fast.planner import RolloutPlanner
@@ -137,8 +137,8 @@ class TreeCollector:
             or len(token_ids) == self.max_response_tokens
             or segment.depth == self.tree.max_depth
         )
-        text = "" if is_full and not self.verifier.needs_text else self.decode(token_ids)
-        if is_full or count_repeats(text) >= MAX_REPEATS:
+        text = self.decode(token_ids)
+        if is_full or is_repetitive(text):
             segment.is_last = True
             run.finish_order.append(request.id)
             is_truncated = completion.finish_reason == "length"
