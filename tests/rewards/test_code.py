@@ -387,6 +387,8 @@ def test_a_closed_folder_for_temporary_files_is_an_error_and_no_wrong_answer(tmp
     else:
         with pytest.raises(SandboxError, match="every user may enter"):
             run(sandbox, "print('nobody')")
+        with pytest.raises(SandboxError, match=r"could not; .*every user may enter"):
+            Sandbox(use_bubblewrap=False)
 
 
 def test_workers_score_code():

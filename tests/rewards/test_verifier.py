@@ -220,6 +220,20 @@ def test_error_share_stops_the_run():
         score_all(verifier, ["raise"] * 20)
 
 
+def test_errors_that_chance_explains_do_not_stop_the_run():
+    with make_verifier(["reward_functions:obey"], max_error_frac=0.05) as verifier:
+        score_all(verifier, (["raise"] * 2 + ["fine"] * 38) * 25)
+        assert verifier.num_errors == 50
+
+
+def test_an_error_share_above_the_limit_stops_the_run_in_time():
+    with (
+        make_verifier(["reward_functions:obey"], max_error_frac=0.05) as verifier,
+        pytest.raises(RuntimeError, match=r"at most 5.0% .*got 1\d\.\d%"),
+    ):
+        score_all(verifier, (["raise"] + ["fine"] * 7) * 50)
+
+
 def test_error_share_waits_for_enough_items(caplog):
     with (
         caplog.at_level(logging.WARNING),

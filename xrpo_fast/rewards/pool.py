@@ -64,13 +64,12 @@ class WorkerPool:
         }
         self._timeout_s = timeout_s
         self._keys: dict[int, int] = {}
-        self._lost: list[tuple[int, PoolResult]] = []
         self._next_id = 1
         self._start()
 
     @property
     def num_pending(self) -> int:
-        return len(self._keys) + len(self._lost)
+        return len(self._keys)
 
     def submit(self, key: int, item: dict[str, Any]) -> None:
         """Queue an item; returns at once. `key` comes back with its result."""
@@ -85,12 +84,11 @@ class WorkerPool:
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, PoolResult]]:
         """Results that are ready; waits up to `timeout_s` for the first."""
-        finished, self._lost = self._lost, []
         if not self._keys:
-            return finished
-        if not finished and timeout_s > 0:
+            return []
+        if timeout_s > 0:
             select.select([self._connection.sock], [], [], timeout_s)
-        finished += [
+        finished = [
             (self._keys.pop(item_id), self._read(kind, body))
             for item_id, kind, body in self._connection.receive()
         ]

@@ -40,6 +40,7 @@ class Sandbox:
         self._python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
         self._filter = seccomp.filter_program()
         self._bwrap = shutil.which("bwrap") if use_bubblewrap is not False else None
+        self._failure = ""
         if self._bwrap is None or not self._works():
             if use_bubblewrap:
                 raise SandboxError("sandbox: expected bubblewrap to work, it does not")
@@ -48,7 +49,7 @@ class Sandbox:
             if not self._works() and not self._works_with("/usr/bin/python3"):
                 raise SandboxError(
                     "sandbox: expected to run a program, could not; install bubblewrap, or run as "
-                    "a normal user whose Python others may execute"
+                    f"a normal user whose Python others may execute{self._failure}"
                 )
 
     @property
@@ -192,7 +193,8 @@ class Sandbox:
     def _works(self) -> bool:
         try:
             result = self.run("print('works')", limits=Limits(timeout_s=20.0))
-        except SandboxError:
+        except SandboxError as error:
+            self._failure = f" ({error})"
             return False
         return result == RunResult(status="ok", output=b"works\n")
 

@@ -37,8 +37,6 @@ class Verifier:
     verifier failed has reward NaN and `error` set.
     """
 
-    needs_text = True
-    """Every reward reads decoded text."""
     is_think_prefilled = False
     """Set where prompts end in `<think>`: rewards then see completions with that tag in front."""
 
@@ -97,7 +95,7 @@ class Verifier:
             RuntimeError: the share of failed verifications passed max_error_frac.
         """
         verdicts = [(key, self._judge(result)) for key, result in self._backend.poll(timeout_s)]
-        if len(self._recent_errors) >= MIN_JUDGED_ITEMS and self.error_frac > self._max_error_frac:
+        if self._fails_too_often():
             raise RuntimeError(
                 f"reward.max_error_frac: expected at most {self._max_error_frac:.1%} of "
                 f"verifications to fail, got {self.error_frac:.1%} of the latest "
@@ -105,6 +103,13 @@ class Verifier:
                 f"{self._last_error}"
             )
         return verdicts
+
+    def _fails_too_often(self) -> bool:
+        """More errors than a share of max_error_frac gives by chance, three standard deviations."""
+        num = len(self._recent_errors)
+        expected = self._max_error_frac * num
+        limit = expected + 3.0 * math.sqrt(expected)
+        return num >= MIN_JUDGED_ITEMS and sum(self._recent_errors) > limit
 
     def close(self) -> None:
         self._backend.close()
