@@ -7,6 +7,7 @@ import pytest
 from xrpo_fast.config import Algorithm, Config, ConfigError, Section
 from xrpo_fast.config_file import (
     FOREIGN_KEYS,
+    OTHER_UNITS,
     dump_config,
     load_config,
     make_config,
@@ -158,7 +159,20 @@ def test_names_of_other_trainers_are_translated(section, key, ours):
 
 
 def test_every_translation_points_to_a_key_that_exists():
-    assert set(FOREIGN_KEYS.values()) <= set(valid_keys())
+    nearest = {key for key, _ in OTHER_UNITS.values()}
+    assert set(FOREIGN_KEYS.values()) | nearest <= set(valid_keys())
+
+
+def test_a_key_in_other_units_is_not_called_a_translation():
+    with pytest.raises(ConfigError, match=r"updates_per_step \(mini-batches per step, not their"):
+        make_config({"optim": {"ppo_mini_batch_size": 256}})
+
+
+def test_stating_a_presets_own_objective_changes_nothing():
+    for name in ("treepo", "xrpo", "dapo"):
+        plain = make_config({"algorithm": name})
+        stated = make_config({"algorithm": name, "loss": {"objective": plain.loss.objective}})
+        assert stated == plain
 
 
 def test_no_translation_shadows_a_key_of_ours_elsewhere():

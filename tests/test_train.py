@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.small_run import CONFIG, small_arguments
+from xrpo_fast.config_file import make_config
 from xrpo_fast.data import PromptSampler
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.train import main
+from xrpo_fast.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,6 +90,25 @@ def test_dynamic_sampling_trains_on_groups_with_signal_and_loses_no_prompt(tmp_p
     assert order == PromptSampler(544, seed=0).next_batch(len(order))
 
 
+def test_resting_prompts_are_passed_over_unless_nothing_else_is_left() -> None:
+    def drawn(num_prompts: int, per_step: int, num_steps: int = 12) -> tuple[list[list[int]], int]:
+        trainer = SimpleNamespace(
+            config=make_config({"rollout": {"prompts_per_step": per_step}}),
+            prompts=list(range(num_prompts)),
+            sampler=PromptSampler(num_prompts, seed=0),
+            states=SimpleNamespace(should_skip=lambda index, epoch: index < 4),
+        )
+        steps = [Trainer._draw_prompts(trainer) for _ in range(num_steps)]  # pyright: ignore
+        return steps, trainer.sampler.epoch
+
+    few, _ = drawn(24, 5)
+    assert all(len(set(step)) == 5 and min(step) >= 4 for step in few)
+    # The step takes the whole data set: all prompts, once each, one epoch per step.
+    whole, epoch = drawn(24, 24)
+    assert all(sorted(step) == list(range(24)) for step in whole)
+    assert epoch == 11
+
+
 @pytest.mark.parametrize("train_prompt", ["original", "seeded", "original_shaped", "baseline_only"])
 def test_every_train_prompt_mode_trains(train_prompt: str, tmp_path: Path) -> None:
     assert main(small_arguments(tmp_path, icl__train_prompt=train_prompt, run__steps="3")) == 0
@@ -154,13 +176,17 @@ def test_resume_without_a_checkpoint_fails_and_says_so(
     assert "expected the run folder" in capsys.readouterr().err
 
 
-def test_resume_with_another_learning_rate_is_refused(
+def test_resume_with_another_seed_is_refused_and_a_lower_learning_rate_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(small_arguments(tmp_path, run__steps="2")) == 0
-    changed = small_arguments(tmp_path, "--resume", optim__learning_rate="1e-3")
-    assert main(changed) == 2
-    assert "optim.learning_rate: expected 0.0005" in capsys.readouterr().err
+    assert main(small_arguments(tmp_path, "--resume", run__seed="7")) == 2
+    assert "run.seed: expected 0" in capsys.readouterr().err
+    # What a run that diverged is told to do.
+    lower = {"run__steps": "3", "optim__learning_rate": "1e-4"}
+    assert main(small_arguments(tmp_path, "--resume", **lower)) == 0
+    rows = read_metrics(tmp_path / "quickstart" / "metrics.jsonl")
+    assert [row["learning_rate"] for row in rows[1:]] == [5e-4, 5e-4, 1e-4]
 
 
 def test_run_that_trains_nothing_exits_1(

@@ -212,7 +212,8 @@ def check_streaming(config: Config) -> None:
 
 def position_limit(model_config: Any) -> int:
     """Tokens that the model can take; some configurations state no limit."""
-    return getattr(model_config, "max_position_embeddings", None) or sys.maxsize
+    text_config = model_config.get_text_config()
+    return getattr(text_config, "max_position_embeddings", None) or sys.maxsize
 
 
 def model_length(config: Config, limit: int, sets: list[list[Prompt]]) -> int:

@@ -55,8 +55,8 @@ def save_checkpoint(
         # A full disk is a RuntimeError to torch.save and an error of its own kind to safetensors.
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"checkpoint: expected to write {final}, got {error}; free space or change "
-            "run.output_dir, then go on with --resume"
+            f"checkpoint: expected to write {final}, got {error}; free space, or move the "
+            "run's folder and set run.output_dir to where it lies, then go on with --resume"
         ) from error
     for old in valid_checkpoints(folder)[:-keep]:
         remove_checkpoint(old)

@@ -220,7 +220,7 @@ class RewardConfig(Section):
     timeout_s: float = Field(default=10.0, gt=0)
     """Wall-clock bound of one verification; its worker is killed then."""
     max_error_frac: float = Field(default=0.05, ge=0, le=1)
-    """The run stops when more of the verifications fail to run."""
+    """The run stops when more of the verifications fail to run, beyond what chance explains."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Of the built-in functions, by name, e.g. { math = { answer_format = "any" } }; the keys are
     the fields of MathPolicy and CodePolicy."""
@@ -281,7 +281,7 @@ class Config(Section):
     @property
     def base_rollouts(self) -> int:
         """Rollouts per prompt before the planner decides; all of them where it does not."""
-        if self.planner.allocation == "dapo":
+        if self.planner.allocation in ("uniform", "dapo"):
             return int(self.rollout.rollouts_per_prompt)
         return self.planner.base_rollouts or max(2, int(self.rollout.rollouts_per_prompt // 2))
 
@@ -352,8 +352,7 @@ class Config(Section):
         for key, value, needed, reason in needs:
             if value != needed:
                 raise ValueError(
-                    f"{key}: expected {needed!r} with tree.enabled ({reason}), got {value!r}; "
-                    'set it, or use algorithm = "treepo"'
+                    f"{key}: expected {needed!r} with tree.enabled ({reason}), got {value!r}"
                 )
         width = self.rollout.rollouts_per_prompt
         if width % 1 or width < self.tree.min_fanout:

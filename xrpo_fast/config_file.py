@@ -44,18 +44,11 @@ FOREIGN_KEYS = {
     "loss_type": "loss.objective",
     "loss_mode": "loss.objective",
     "adv_estimator": "algorithm",
-    "num_iterations": "optim.updates_per_step",
-    "ppo_epochs": "optim.updates_per_step",
-    "ppo_mini_batch_size": "optim.updates_per_step",
     "lr": "optim.learning_rate",
     "actor_learning_rate": "optim.learning_rate",
     "max_grad_norm": "optim.max_grad_norm",
     "grad_clip": "optim.max_grad_norm",
-    "warmup_ratio": "optim.warmup_steps",
     "lr_warmup_steps": "optim.warmup_steps",
-    "per_device_train_batch_size": "optim.micro_batch_tokens",
-    "ppo_micro_batch_size_per_gpu": "optim.micro_batch_tokens",
-    "micro_train_batch_size": "optim.micro_batch_tokens",
     "gpu_memory_utilization": "rollout.gpu_memory_fraction",
     "vllm_gpu_memory_utilization": "rollout.gpu_memory_fraction",
     "use_vllm": "rollout.engine",
@@ -75,6 +68,16 @@ FOREIGN_KEYS = {
     "mask_truncated_completions": "loss.truncated",
 }
 """Names of TRL, verl and OpenRLHF -> ours."""
+OTHER_UNITS = {
+    "num_iterations": ("optim.updates_per_step", "mini-batches per step, each used once"),
+    "ppo_epochs": ("optim.updates_per_step", "mini-batches per step, each used once"),
+    "ppo_mini_batch_size": ("optim.updates_per_step", "mini-batches per step, not their rows"),
+    "warmup_ratio": ("optim.warmup_steps", "updates, not a share of them"),
+    "per_device_train_batch_size": ("optim.micro_batch_tokens", "padded tokens, not rows"),
+    "ppo_micro_batch_size_per_gpu": ("optim.micro_batch_tokens", "padded tokens, not rows"),
+    "micro_train_batch_size": ("optim.micro_batch_tokens", "padded tokens, not rows"),
+}
+"""The nearest of ours to a key that counts something else, and what ours counts."""
 
 
 def preset_values(algorithm: str) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def make_config(values: Mapping[str, Any]) -> Config:
         raise ConfigError(f"algorithm: expected one of {', '.join(known)}, got {algorithm!r}")
     preset = preset_values(algorithm)
     objective = _get(values, "loss.objective")
-    if objective in known:
+    if objective in known and objective != preset["loss"]["objective"]:
         # Another objective brings its own clip and scale along.
         preset = _merge(preset, {"loss": preset_values(objective)["loss"]})
     try:
@@ -195,6 +198,9 @@ def _unknown_key_message(key: str) -> str:
     ours = FOREIGN_KEYS.get(key) or FOREIGN_KEYS.get(last)
     if ours:
         return f"{key}: unknown key {where}; here it is called {ours}"
+    if last in OTHER_UNITS:
+        nearest, unit = OTHER_UNITS[last]
+        return f"{key}: unknown key {where}; the nearest here is {nearest} ({unit})"
     valid = valid_keys()
     same_name = [name for name in valid if name.rpartition(".")[2] == last]
     close = same_name or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)

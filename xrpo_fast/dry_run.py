@@ -46,6 +46,8 @@ def check(config: Config) -> list[str]:
     make_planner(config, len(prompts))
     make_exemplars(config, prompts, eval_sets)
     per_step = min(config.rollout.prompts_per_step, len(prompts))
+    starts_few = config.planner.allocation == "dapo"
+    num_first = max(1, per_step // (config.planner.rounds + 1)) if starts_few else per_step
     parameters = sum(p.numel() for p in model.parameters())
     # float32 weights, gradients and the two moments of AdamW.
     trainer_gib = parameters * 16 / 2**30
@@ -55,6 +57,6 @@ def check(config: Config) -> list[str]:
         f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
         + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
         f"rollouts: {round(per_step * config.rollout.rollouts_per_prompt)} per step, "
-        f"{config.base_rollouts} for each of {per_step} prompts at first; each of up to "
+        f"{config.base_rollouts} for each of {num_first} prompts at first; each of up to "
         f"{length} tokens",
     ]

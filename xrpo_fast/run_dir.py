@@ -19,11 +19,14 @@ MAY_CHANGE_ON_RESUME = {
     "checkpoint",
     "eval",
     "optim.micro_batch_tokens",
+    "optim.learning_rate",
+    "model.compute_dtype",
     "reward.timeout_s",
     "reward.workers",
     "rollout.gpu_memory_fraction",
 }
-"""Keys whose value does not change what is trained, or that a longer run must change."""
+"""Keys whose value does not change what is trained, or that must change for a longer run or after
+one that diverged."""
 
 
 @dataclass(frozen=True, slots=True)

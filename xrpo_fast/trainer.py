@@ -72,6 +72,7 @@ class Trainer:
         rows, shaped = self._shape(rollouts, cuts)
         self._update(rows, cuts)
         with self.clock("sync"):
+            self.policy.release_memory()
             self.engine.wake()
             self.engine.load_weights(self.policy.engine_weights())
         with self.clock("retrieve"):
@@ -82,22 +83,21 @@ class Trainer:
         )
 
     def _draw_prompts(self) -> list[Prompt]:
-        """The next prompts in the data's order, those that rest (prompt states) left out."""
+        """The next prompts in the data's order; those that rest (prompt states) are passed over,
+        but when the whole data set has been looked at, they are better than none."""
         wanted = min(self.config.rollout.prompts_per_step, len(self.prompts))
         drawn: list[int] = []
+        resting: list[int] = []
         again: list[int] = []
-        passed_over = 0
-        while len(drawn) < wanted:
+        while len(drawn) < wanted and len(drawn) + len(resting) < len(self.prompts):
             for index in self.sampler.next_batch(wanted - len(drawn)):
                 rests = self.states is not None and self.states.should_skip(
                     index, self.sampler.epoch
                 )
-                # When the whole data set rests, resting prompts are better than none.
-                if rests and passed_over < len(self.prompts):
-                    passed_over += 1
-                else:
-                    (again if index in drawn else drawn).append(index)
+                is_repeated = index in drawn or index in resting
+                (again if is_repeated else resting if rests else drawn).append(index)
         self.sampler.give_back(again)
+        drawn += resting[: wanted - len(drawn)]
         return [self.prompts[index] for index in drawn]
 
     def _give_back(self, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> None:

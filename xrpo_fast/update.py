@@ -63,10 +63,10 @@ class Updater:
             for row, logprobs in zip(rows, self._score(self.reference, rows), strict=True):
                 row.reference_logprobs = logprobs
 
-    def apply(self, batch: MiniBatch) -> bool:
-        """One update from a mini-batch; False, and no update, where no row carries gradient."""
+    def apply(self, batch: MiniBatch) -> None:
+        """One update from a mini-batch; none where no row carries gradient."""
         if not batch.rows:
-            return False
+            return
         scale = LossScale(
             clip_low=self.loss_config.clip_low,
             clip_high=self.loss_config.clip_high,
@@ -78,7 +78,6 @@ class Updater:
         for micro in self._micro_batches(batch.rows):
             self._loss(micro, scale).backward()
         self._step_optimizer()
-        return True
 
     def _loss(self, micro: MicroBatch, scale: LossScale) -> Tensor:
         new = self.policy.token_logprobs(micro, return_entropy=True)
