@@ -19,7 +19,7 @@ from xrpo_fast.study.measure import Cost
 from xrpo_fast.study.output import write_results
 from xrpo_fast.study.resampling import estimate, ratio
 from xrpo_fast.study.results import FEW_SEEDS, collect
-from xrpo_fast.study.state import state_of, states_of
+from xrpo_fast.study.state import note_exit, note_start, state_of, states_of
 from xrpo_fast.study.study_file import load_study
 from xrpo_fast.study.tables import to_markdown
 from xrpo_fast.study.texts import ratio_text
@@ -233,6 +233,21 @@ def test_unfinished_runs_are_listed_and_not_counted(study):
     xrpo, grpo = results.arms
     assert [run.seed for run in xrpo.runs] == [1]
     assert list(grpo.differences["pass@1"].by_seed) == [1]
+
+
+def test_complete_metrics_of_a_run_that_did_not_end_well_do_not_count(study):
+    failed, killed, well = study.runs[:3]
+    note_start(failed)
+    note_exit(failed, 1)
+    note_start(killed)
+    note_start(well)
+    note_exit(well, 0)
+    kinds = {name: state.kind for name, state in states_of(study).items()}
+    assert [kinds[run.name] for run in study.runs] == ["early", "early", "finished", "finished"]
+    text = to_markdown(collect(study, states_of(study)), "two arms")
+    assert f"- {failed.name}: failed with exit code 1; its log in logs/ says why" in text
+    assert f"- {killed.name}: broken off before its first checkpoint" in text
+    assert "| xrpo | 1 |" in text
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from xrpo_fast.metrics import TAIL_BYTES
 from xrpo_fast.study.__main__ import main
-from xrpo_fast.study.runner import _last_row
+from xrpo_fast.study.children import Child
+from xrpo_fast.study.runner import StudyDisplay, _last_row
 from xrpo_fast.study.state import states_of
 from xrpo_fast.study.study_file import load_study
 
@@ -67,7 +69,50 @@ def test_a_failed_run_is_reported_and_the_others_go_on(write_study, capsys, monk
     assert "broken-seed0: failed with exit code" in out
     assert "/no/such/folder" in out
     assert states_of(load_study(path))["grpo-seed0"].kind == "finished"
-    assert "missing: broken-seed0: not run yet" in out
+    assert "missing: broken-seed0: failed with exit code 2; its log in logs/ says why" in out
+
+
+def test_a_run_that_trained_nothing_stays_failed(write_study, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    # One token is no answer: every reward is 0 and no group has a gradient.
+    head = "seeds = [0]\n[common]\nrun.steps = 2\nrollout.max_response_tokens = 1"
+    path = write_study(head, "[arms.grpo]\nalgorithm = 'grpo'")
+    metrics = tmp_path / "out" / "grpo-seed0" / "metrics.jsonl"
+    found = []
+    for _ in range(2):
+        assert main([str(path)]) == 1
+        out = capsys.readouterr().out
+        assert "grpo-seed0: failed with exit code 1; the end of" in out
+        assert "expected at least one optimizer update" in " ".join(out.split())
+        assert "runs are there already" not in out
+        assert states_of(load_study(path))["grpo-seed0"].exit_code == 1
+        text = (tmp_path / "out" / "results.md").read_text()
+        assert "- grpo-seed0: failed with exit code 1; its log in logs/ says why" in text
+        assert "No run is finished." in text
+        found.append(metrics.read_text())
+    assert "grpo-seed0: failed with exit code 1 before, goes on from step 2" in out
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_stopped"),
+    [("1", False), ("-signal.SIGSEGV", False), ("130", True), ("-signal.SIGINT", True)],
+)
+def test_a_crash_while_stopping_is_no_stop(write_study, tmp_path, capsys, code, is_stopped):
+    study = load_study(write_study())
+    death = f"code = {code}; os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import os, signal, sys; signal.signal(2, signal.SIG_DFL); {death}"]
+    )
+    process.wait()
+    log = tmp_path / "log.txt"
+    log.write_text("what went wrong")
+    with StudyDisplay(Console(), study.runs, states_of(study)) as display:
+        child = Child(run=study.runs[0], process=process, log=log)
+        assert display.ended(child, "heldout", is_stopping=True) is is_stopped
+    out = capsys.readouterr().out
+    assert ("stopped; the same command goes on with it" in out) is is_stopped
+    assert ("what went wrong" in out) is not is_stopped
 
 
 @pytest.fixture

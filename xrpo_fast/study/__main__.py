@@ -1,7 +1,7 @@
 """Compare algorithms at equal rollouts: python -m xrpo_fast.study STUDY.toml [--report-only]
 
 Runs what is not finished, seed by seed, then writes tables and figures into the study's
-output_dir. The same command goes on with a study that was broken off.
+output_dir. The same command goes on with a study that was broken off, and tries again what failed.
 
 Exit codes: 0 all runs are finished; 1 a run failed; 2 the study file, or a folder it names, cannot
 be used; 130 stopped by Ctrl-C.

@@ -14,7 +14,7 @@ from typing import IO
 from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import dump_config
 from xrpo_fast.study.plan import PlannedRun
-from xrpo_fast.study.state import RunState
+from xrpo_fast.study.state import RunState, note_start
 
 LOG_TAIL_LINES = 15
 
@@ -58,6 +58,7 @@ def start(run: PlannedRun, state: RunState, lock: IO[str]) -> Child:
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     if run.config.run.threads:
         environment["OMP_NUM_THREADS"] = str(run.config.run.threads)
+    note_start(run)
     with log.open("ab" if state.kind == "partial" else "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "xrpo_fast.train", str(config), *flags],

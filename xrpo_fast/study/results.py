@@ -221,6 +221,8 @@ def _saving_notes(arms: list[ArmResult], budget: int) -> list[str]:
 
 
 def _reason(state: RunState, num_steps: int) -> str:
+    if state.has_failed:
+        return f"failed with exit code {state.exit_code}; its log in logs/ says why"
     return {
         "new": "not run yet",
         "early": "broken off before its first checkpoint",

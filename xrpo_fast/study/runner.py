@@ -18,7 +18,7 @@ from rich.progress import (
 from xrpo_fast.metrics import read_last_metrics
 from xrpo_fast.study.children import Child, start
 from xrpo_fast.study.plan import PlannedRun, Study
-from xrpo_fast.study.state import RunState, state_of
+from xrpo_fast.study.state import STOPPED, RunState, note_exit, state_of
 
 POLL_S = 0.5
 
@@ -54,6 +54,7 @@ def run_all(
                 display.show(running)
                 for child in [child for child in running if child.process.poll() is not None]:
                     running.remove(child)
+                    note_exit(child.run, child.process.returncode)
                     if not display.ended(child, study.file.eval_set, is_stopping):
                         failed.append(child.run.name)
         finally:
@@ -104,10 +105,12 @@ class StudyDisplay:
         self._progress.stop()
 
     def started(self, run: PlannedRun, state: RunState) -> None:
+        failed = f"failed with exit code {state.exit_code} before, " if state.has_failed else ""
         if state.kind == "partial":
-            self._say(f"{run.name}: goes on from step {state.steps_done}")
+            self._say(f"{run.name}: {failed}goes on from step {state.steps_done}")
         elif state.kind == "early":
-            self._say(f"{run.name}: was broken off before its first checkpoint, starts over")
+            why = failed or "was broken off before its first checkpoint, "
+            self._say(f"{run.name}: {why}starts over")
         elif not self._console.is_terminal:
             self._say(f"{run.name}: starts")
 
@@ -135,7 +138,7 @@ class StudyDisplay:
                 f"{self._left_text()}"
             )
             return True
-        if is_stopping:
+        if is_stopping and code in STOPPED:
             self._say(f"{run.name}: stopped; the same command goes on with it")
             return True
         self._say(f"{run.name}: failed with exit code {code}; the end of {child.log}:", "red")
