@@ -2,9 +2,11 @@
 
 import logging
 import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -98,7 +100,7 @@ def make_run_dir(run: RunDir, config: Config, *, overwrite: bool) -> None:
 
 
 def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = (dict(flat_keys(config.model_dump(mode="json"))) for config in (old, new))
     for key in sorted(before.keys() | after.keys()):
         free = key in MAY_CHANGE_ON_RESUME or key.split(".")[0] in MAY_CHANGE_ON_RESUME
         if not free and before.get(key) != after.get(key):
@@ -108,14 +110,15 @@ def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
             )
 
 
-def _flat(values: dict, prefix: str = "") -> dict:
-    flat = {}
+def flat_keys(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(section.key, value) of a config's tables; keys may be written section.key already. A table
+    below section.key, such as data.eval, is a value: its own keys may hold dots."""
     for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
+        if isinstance(value, Mapping) and "." not in key:
+            for name, item in value.items():
+                yield f"{key}.{name}", item
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            yield key, value
 
 
 def keep_log() -> MemoryHandler:

@@ -4,7 +4,8 @@ from typing import Any
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.inputs import eval_sources
-from xrpo_fast.study.plan import Study, flat_keys
+from xrpo_fast.run_dir import flat_keys
+from xrpo_fast.study.plan import Study
 
 EQUAL_SECTIONS = ("model", "data", "reward", "eval")
 """What is trained on and how it is graded: whole sections in which arms may not differ."""

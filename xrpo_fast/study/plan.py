@@ -1,6 +1,5 @@
 """What a study consists of: its file, its runs."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,14 +69,3 @@ class Study:
     def config_of(self, arm: str) -> Config:
         """Configuration of an arm's first run."""
         return next(run.config for run in self.runs if run.arm == arm)
-
-
-def flat_keys(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(section.key, value) of a config's tables; keys may be written section.key already. A table
-    below section.key, such as data.eval, is a value: its own keys may hold dots."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and "." not in key:
-            for name, item in value.items():
-                yield f"{key}.{name}", item
-        else:
-            yield key, value

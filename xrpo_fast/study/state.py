@@ -9,8 +9,8 @@ from xrpo_fast.checkpoint import latest_checkpoint
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import load_config
 from xrpo_fast.metrics import read_metrics
-from xrpo_fast.run_dir import RunDir
-from xrpo_fast.study.plan import PlannedRun, Study, flat_keys
+from xrpo_fast.run_dir import RunDir, flat_keys
+from xrpo_fast.study.plan import PlannedRun, Study
 from xrpo_fast.train import EXIT_INTERRUPTED
 
 FREE_KEYS = ("run.output_dir",)

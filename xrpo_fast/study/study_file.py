@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import make_config, set_key
+from xrpo_fast.run_dir import flat_keys
 from xrpo_fast.study.fairness import check_study
-from xrpo_fast.study.plan import PlannedRun, Study, StudyFile, flat_keys
+from xrpo_fast.study.plan import PlannedRun, Study, StudyFile
 
 PLACEHOLDER = "{seed}"
 SET_BY_STUDY = ("run.name", "run.seed", "run.output_dir")
