@@ -199,6 +199,7 @@ def test_a_class_is_right_where_one_member_was_accepted():
         ((["a"], [True, False], 1), {}, "correct: expected one per answer = 1, got 2"),
         ((["a"], [True], 1), {"ties": "last"}, "ties: expected 'expected' or 'first', got 'last'"),
         (([], [], 1), {}, "k: expected 1..0"),
+        (([None], [False], 1), {"num_subsets": 0}, "num_subsets: expected >= 1, got 0"),
     ],
 )
 def test_cons_refuses(arguments, options, message):

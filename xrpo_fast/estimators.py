@@ -58,19 +58,21 @@ def cons_at_k(
         answers: final answers in canonical form; None = unparsable, which has no vote.
         correct: verdict of each sample.
         ties: expected = mean over the tied answers; first = the one that came first.
-        num_subsets: seeded subsets without replacement, averaged where k < len(answers).
+        num_subsets: seeded subsets without replacement, averaged where k < len(answers); >= 1.
         equivalent: merges answers that are equal in either direction; merging is transitive.
             None: equal strings.
     Returns:
         In [0, 1]; 0 where no sample could be parsed.
     Raises:
-        ValueError: k < 1 or k > len(answers); lengths differ; unknown ties.
+        ValueError: k < 1 or k > len(answers); lengths differ; unknown ties; num_subsets < 1.
     """
     _check_k(k, len(answers))
     if len(correct) != len(answers):
         raise ValueError(f"correct: expected one per answer = {len(answers)}, got {len(correct)}")
     if ties not in ("expected", "first"):
         raise ValueError(f"ties: expected 'expected' or 'first', got {ties!r}")
+    if num_subsets < 1:
+        raise ValueError(f"num_subsets: expected >= 1, got {num_subsets}")
     classes = answer_classes(answers, equivalent)
     is_right = class_verdicts(classes, correct)
     num = len(answers)
