@@ -29,6 +29,13 @@ def small_arguments(output_dir: Path, *flags: str, **changes: str) -> list[str]:
     return [str(CONFIG), *overrides, *flags]
 
 
+def comparable(rows: list[dict]) -> list[dict]:
+    """Rows without what depends on the machine's state: seconds and memory."""
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("timing_s/", "memory/"))} for row in rows
+    ]
+
+
 def parity_reward(
     prompts: list, completions: list, completion_ids: list | None = None, **columns: object
 ) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.small_run import small_arguments
+from tests.small_run import comparable, small_arguments
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.train import main
 
@@ -62,13 +62,6 @@ m.valid_checkpoints = patched
 }
 
 
-def comparable(rows: list[dict]) -> list[dict]:
-    """Rows without what depends on the machine's state: seconds and memory."""
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("timing_s/", "memory/"))} for row in rows
-    ]
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("whole")
@@ -102,6 +95,31 @@ def test_resumed_longer_run_equals_the_long_run(whole_run: list[dict], tmp_path:
     rows = comparable(read_metrics(tmp_path / "quickstart" / "metrics.jsonl"))
     after = [row for row in rows if row["step"] > 3]
     assert after == [row for row in whole_run if row["step"] > 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"icl__prompt_states": "true"}, "icl/state/seeded"),
+        ({"planner__history": "true", "planner__allocation": "greedy"}, "planner/gini"),
+    ],
+    ids=["prompt states", "planner's history"],
+)
+def test_what_is_known_of_each_prompt_is_resumed(
+    changes: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    """Of 48 prompts, 24 a step: all have been seen before the run goes on."""
+    size = {"data__limit": "48", "rollout__prompts_per_step": "24", **changes}
+    found = {}
+    for name, halves in (("whole", [["6"]]), ("resumed", [["4"], ["6", "--resume"]])):
+        for steps, *flags in halves:
+            more = {"run__name": name, "run__steps": steps, **size}
+            assert main(small_arguments(tmp_path, *flags, **more)) == 0
+        rows = comparable(read_metrics(tmp_path / name / "metrics.jsonl"))
+        assert rows[4][told] > 0
+        found[name] = rows[5:]
+    assert [row["step"] for row in found["whole"]] == [5, 6]
+    assert found["resumed"] == found["whole"]
 
 
 def test_another_seed_gives_another_run(whole_run: list[dict], tmp_path: Path) -> None:
