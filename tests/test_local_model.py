@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.small_run import MADE_OF_THREE, make_tiny_model
+from tests.small_run import MADE_OF_THREE, comparable, make_tiny_model
 from xrpo_fast.evaluate import main as evaluate
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.train import main
@@ -79,13 +79,36 @@ def test_stale_weights_stop_the_run(
 ) -> None:
     from xrpo_fast.rollouts.vllm import VllmEngine
 
-    def forget(self: VllmEngine, state_dict: object) -> None:
-        self._needs_weights = False
-
-    monkeypatch.setattr(VllmEngine, "load_weights", forget)
+    monkeypatch.setattr(VllmEngine, "load_weights", lambda self, state_dict: None)
     assert main(arguments(tmp_path, "llama", optim__learning_rate="1e-2")) == 1
     error = " ".join(capsys.readouterr().err.split())
     assert "expected sampler and trainer log-probs to agree" in error
+
+
+def test_a_streaming_run_is_resumed_exactly(tmp_path: Path) -> None:
+    """Which prompt is rolled out next depends on what finished before, in vLLM's order."""
+    found = {}
+    for name, halves in (("whole", [["4"]]), ("resumed", [["2"], ["4", "--resume"]])):
+        for steps, *flags in halves:
+            words = arguments(
+                tmp_path,
+                "llama",
+                run__name=name,
+                run__steps=steps,
+                planner__allocation="streaming",
+                log__rollout_text="0",
+            )
+            assert main([*words, *flags]) == 0
+        folder = tmp_path / "runs" / name
+        files = [folder / "rollouts" / f"step_{step}.parquet" for step in (3, 4)]
+        found[name] = (
+            comparable(read_metrics(folder / "metrics.jsonl"))[3:],
+            [pq.read_table(file).to_pylist() for file in files],
+        )
+    assert [row["step"] for row in found["whole"][0]] == [3, 4]
+    orders = [[rollout["finish_order"] for rollout in step] for step in found["whole"][1]]
+    assert all(order != sorted(order) for order in orders)
+    assert found["resumed"] == found["whole"]
 
 
 def test_evaluation_by_vllm_votes_on_answers_as_mathematics(tmp_path: Path) -> None:
