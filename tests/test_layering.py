@@ -21,6 +21,7 @@ SHARED = {
     "kernels": "",
     "_native": "",
     "ops": "_native [kernels]",
+    "files": "config",
 }
 
 STAGES = {
@@ -40,12 +41,12 @@ STAGES = {
     "policy": "types config ops [tasks]",
     "tasks": "",
     "estimators": "",
-    "metrics": "",
+    "metrics": "files",
     "step_metrics": "types",
     "doctor": "",
-    "records": "types ops",
+    "records": "types ops files",
     "checkpoint": "",
-    "run_dir": "config config_file",
+    "run_dir": "config config_file files",
     "display": "",
 }
 

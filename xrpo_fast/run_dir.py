@@ -3,15 +3,17 @@
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import dump_config, load_config
+from xrpo_fast.files import LOCK, check_can_write, held
 
 MAY_CHANGE_ON_RESUME = {
     "run.steps",
@@ -53,6 +55,11 @@ class RunDir:
     def log(self) -> Path:
         return self.path / "log.txt"
 
+    @property
+    def is_new(self) -> bool:
+        """Nothing is there, or only the lock of a run that died before it wrote anything."""
+        return not self.path.exists() or all(path.name == LOCK for path in self.path.iterdir())
+
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.parquet"
 
@@ -62,22 +69,23 @@ def check_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
 
     Raises:
         ConfigError: the folder exists and neither resume nor overwrite is asked for; there is
-            nothing to resume; or a key that decides what is trained has changed.
+            nothing to resume; a key that decides what is trained has changed; or nothing can be
+            written there.
     """
     if resume and overwrite:
         raise ConfigError("--resume, --overwrite: expected one of them, got both")
     run = RunDir(config.run.output_dir / config.run.name)
-    exists = run.path.exists() and any(run.path.iterdir())
+    check_can_write(run.path, "run.output_dir")
     if resume:
         if not run.config.exists():
             raise ConfigError(f"--resume: expected the run folder {run.path}, found none")
         _check_same_run(config, load_config(run.config), run)
-    elif exists and not overwrite:
+    elif not overwrite and not run.is_new:
         raise ConfigError(
             f"run.name: expected a new run folder, but {run.path} exists; use --resume to go on, "
             "--overwrite to start over, or another run.name"
         )
-    elif exists and not run.config.exists():
+    elif not run.is_new and not run.config.exists():
         raise ConfigError(
             f"--overwrite: expected a run folder, but {run.path} holds no config.toml; it is "
             "left as it is, choose another run.name"
@@ -85,18 +93,35 @@ def check_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
     return run
 
 
+def hold_run(run: RunDir) -> AbstractContextManager[IO[str]]:
+    """Keep every other process from training in the folder; ConfigError where one already does."""
+    return held(
+        run.path,
+        key="run.output_dir",
+        holder="run",
+        cure="wait for it, stop it, or choose another run.name",
+    )
+
+
 def make_run_dir(run: RunDir, config: Config, *, overwrite: bool) -> None:
-    """Make the folder and write config.toml. Called once everything else is ready to start, so
-    that a typo costs neither an old run nor the new one's name."""
-    if overwrite and run.path.exists():
-        shutil.rmtree(run.path)
+    """Empty the held folder to start over, and write config.toml. Called once everything else is
+    ready to start, so that a typo costs neither an old run nor the new one's name."""
     try:
-        run.path.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            _remove_all_but_lock(run.path)
         temporary = run.config.with_suffix(".tmp")
         temporary.write_text(dump_config(config))
         temporary.replace(run.config)
     except OSError as error:
         raise ConfigError(f"run.output_dir: expected a writable folder, got {error}") from None
+
+
+def _remove_all_but_lock(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
@@ -130,7 +155,7 @@ def keep_log() -> MemoryHandler:
 
 def log_to_file(kept: MemoryHandler, path: Path) -> None:
     """Write what was kept, and from now on every record, to log.txt."""
-    target = logging.FileHandler(path, encoding="utf-8")
+    target = _LogFile(path, encoding="utf-8")
     target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     kept.setTarget(target)
     kept.flush()
@@ -140,7 +165,9 @@ def log_to_file(kept: MemoryHandler, path: Path) -> None:
 def end_log(kept: MemoryHandler) -> None:
     logging.getLogger("xrpo_fast").removeHandler(kept)
     if kept.target is not None:
-        kept.target.close()
+        # What a full disk did not take, closing tries again.
+        with suppress(OSError):
+            kept.target.close()
     kept.close()
 
 
@@ -155,6 +182,13 @@ def _add_handler(handler: logging.Handler, level: int) -> None:
     logger.propagate = False
     handler.setLevel(level)
     logger.addHandler(handler)
+
+
+class _LogFile(logging.FileHandler):
+    """Says nothing of its own where the disk is full: the run ends with the error that counts."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        del record
 
 
 class _ConsoleHandler(logging.Handler):

@@ -19,6 +19,7 @@ from xrpo_fast.config_file import dump_config, load_config
 from xrpo_fast.run_dir import (
     check_run_dir,
     end_log,
+    hold_run,
     keep_log,
     log_to_console,
     log_to_file,
@@ -83,11 +84,10 @@ def explain(error: Exception) -> tuple[int, str]:
     """Exit code and message of an error."""
     if isinstance(error, ConfigError):
         return EXIT_UNUSABLE, str(error)
-    if isinstance(error, OSError):
-        return EXIT_FAILED, f"{error}; the last checkpoint stands, go on with --resume"
     # Our own errors are ValueErrors and RuntimeErrors whose text says it all.
-    is_plain = isinstance(error, ValueError | RuntimeError) and str(error)
-    return EXIT_FAILED, str(error) if is_plain else f"{type(error).__name__}: {error}"
+    is_plain = isinstance(error, ValueError | RuntimeError | OSError) and str(error)
+    text = str(error) if is_plain else f"{type(error).__name__}: {error}"
+    return EXIT_FAILED, "; ".join([text, *getattr(error, "__notes__", ())])
 
 
 @contextmanager
@@ -122,15 +122,23 @@ def _run(config: Config, options: argparse.Namespace, console: Console) -> int:
     run = check_run_dir(config, resume=options.resume, overwrite=options.overwrite)
     log = keep_log()
     try:
-        checkpoint = latest_checkpoint(run.path) if options.resume else None
-        if options.resume and checkpoint is None:
-            raise RunFailed(
-                f"--resume: expected a complete checkpoint in {run.checkpoints}, found none; "
-                "start over with --overwrite"
-            )
         with ExitStack() as stack:
+            # A new folder appears only once everything is ready to start.
+            is_new = not run.config.exists()
+            if not is_new:
+                stack.enter_context(hold_run(run))
+            checkpoint = latest_checkpoint(run.path) if options.resume else None
+            if options.resume and checkpoint is None:
+                raise RunFailed(
+                    f"--resume: expected a complete checkpoint in {run.checkpoints}, found none: "
+                    f"the run ended before its first, at step {config.checkpoint.every_steps} "
+                    "(checkpoint.every_steps); start over with --overwrite"
+                )
             with unusable_is_config_error():
                 parts = stack.enter_context(closing(assemble(config, checkpoint=checkpoint)))
+                if is_new:
+                    stack.enter_context(hold_run(run))
+                    check_run_dir(config, resume=options.resume, overwrite=options.overwrite)
                 make_run_dir(run, config, overwrite=options.overwrite)
                 log_to_file(log, run.log)
                 session = Session(config, run, parts, console)

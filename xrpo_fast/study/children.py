@@ -1,18 +1,16 @@
 """Training runs as child processes, and the lock that keeps two studies out of one folder."""
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import dump_config
+from xrpo_fast.files import held
 from xrpo_fast.study.plan import PlannedRun
 from xrpo_fast.study.state import RunState, note_start
 
@@ -73,20 +71,11 @@ def start(run: PlannedRun, state: RunState, lock: IO[str]) -> Child:
     return Child(run=run, process=process, log=log)
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[IO[str]]:
+def locked(folder: Path) -> AbstractContextManager[IO[str]]:
     """Hold the study's folder; ConfigError where another study, or a run it left, holds it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"output_dir: expected a writable folder, got {error}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"output_dir: expected no other study at work in {folder}, but one, or a run that "
-                "it started, still is; wait for it, or choose another output_dir"
-            ) from None
-        yield file
+    return held(
+        folder,
+        key="output_dir",
+        holder="study",
+        cure="a run that it started counts too; wait for it, or choose another output_dir",
+    )

@@ -78,7 +78,7 @@ def state_of(run: PlannedRun, eval_set: str) -> RunState:
     """
     folder = RunDir(run.path)
     exit_code, has_ended_well = _exit_code(run)
-    if not folder.path.exists() or not any(folder.path.iterdir()):
+    if folder.is_new:
         return RunState("new", exit_code=exit_code)
     if not folder.config.exists():
         raise ConfigError(
