@@ -211,7 +211,7 @@ def test_full_disk_is_a_plain_message_and_earlier_checkpoints_stand(
     save(tmp_path, 1)
     with pytest.raises(
         CheckpointError,
-        match=r"checkpoint: expected to write .*step_2, got .*; free space or change run\.output",
+        match=r"checkpoint: expected to write .*step_2, got .*; free space, or move",
     ):
         save_checkpoint(
             tmp_path,

@@ -1,5 +1,6 @@
 """python -m xrpo_fast.train: exit codes, messages and what is left on disk."""
 
+import fcntl
 import json
 import os
 import signal
@@ -11,8 +12,10 @@ from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from tests.small_run import CONFIG, small_arguments
+from tests.small_run import CONFIG, make_tiny_model, small_arguments
+from xrpo_fast.checkpoint import save_checkpoint
 from xrpo_fast.config_file import make_config
 from xrpo_fast.data import PromptSampler
 from xrpo_fast.metrics import read_metrics
@@ -136,6 +139,61 @@ def test_reused_run_name_is_an_error_and_nothing_is_lost(
     assert (tmp_path / "quickstart" / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_run_that_is_at_work_is_left_alone(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small_arguments(tmp_path, run__steps="1")) == 0
+    run = tmp_path / "quickstart"
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+    with (run / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(small_arguments(tmp_path, flag, run__steps="2")) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "run.output_dir: expected no other run at work in" in error
+    assert "wait for it, stop it, or choose another run.name" in error
+    assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
+    assert main(small_arguments(tmp_path, flag, run__steps="1")) == 0
+
+
+def test_a_run_at_work_holds_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = []
+    real = save_checkpoint
+
+    def start_another(*arguments: object, **named: object) -> object:
+        # A second run of the same name, from before the first took the folder.
+        codes.append(main(small_arguments(tmp_path, "--resume", run__steps="1")))
+        return real(*arguments, **named)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr("xrpo_fast.session.save_checkpoint", start_another)
+    assert main(small_arguments(tmp_path, run__steps="1")) == 0
+    assert codes == [2]
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"], ids=["icl", "no-icl"])
+def test_output_folder_that_cannot_be_written_is_named(
+    enabled: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"question": "w{i} w1 w2", "answer": "3"}}\n' for i in range(16))
+    )
+    (tmp_path / "file").write_text("")
+    arguments = small_arguments(
+        tmp_path / "file" / "runs",
+        model__path=str(model),
+        data__train=str(tmp_path / "rows.jsonl"),
+        reward__functions='["exact"]',
+        icl__enabled=enabled,
+    )
+    assert main(arguments) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "run.output_dir: expected a writable folder" in error
+    assert "--resume" not in error
+
+
 def test_overwrite_with_a_typo_loses_nothing(tmp_path: Path) -> None:
     assert main(small_arguments(tmp_path, run__steps="1")) == 0
     wrong = small_arguments(tmp_path, "--overwrite", data__train="/nowhere.jsonl")
@@ -156,11 +214,54 @@ def test_traceback_of_a_failure_is_in_the_log(
     assert "Traceback" in (tmp_path / "quickstart" / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("fails_in", [2, 3], ids=["no-checkpoint", "checkpoint-of-step-2"])
+def test_engine_that_dies_ends_the_run_and_says_where_to_go_on(
+    fails_in: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from xrpo_fast.rollouts.transformers import TransformersEngine
+
+    real = TransformersEngine.step
+
+    def step(engine: TransformersEngine) -> object:
+        if (tmp_path / "quickstart" / "rollouts" / f"step_{fails_in - 1}.parquet").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(engine)
+
+    monkeypatch.setattr(TransformersEngine, "step", step)
+    # Evaluations are out of the way: they would be the first to need the engine after a step.
+    assert main(small_arguments(tmp_path, eval__every_steps="0")) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "error: CUDA out of memory.; lower rollout.gpu_memory_fraction" in error
+    assert ("go on from it with --resume" in error) == (fails_in == 3)
+    assert ("checkpoints/step_2" in error.replace(" ", "")) == (fails_in == 3)
+    monkeypatch.undo()
+    if fails_in == 3:
+        assert main(small_arguments(tmp_path, "--resume", eval__every_steps="0")) == 0
+    else:
+        assert main(small_arguments(tmp_path, "--resume", eval__every_steps="0")) == 1
+        error = " ".join(capsys.readouterr().err.split())
+        assert "ended before its first, at step 2 (checkpoint.every_steps)" in error
+        assert "start over with --overwrite" in error
+
+
+def test_exemplar_report_is_written_with_each_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise RuntimeError("the end never comes")
+
+    monkeypatch.setattr("xrpo_fast.session.Session._finish", fail)
+    assert main(small_arguments(tmp_path, run__steps="2")) == 1
+    found = json.loads((tmp_path / "quickstart" / "exemplars.json").read_text())
+    assert found.keys() == {"leakage", "suspect_prompts"}
+
+
 def test_gradient_that_is_not_finite_stops_the_run_unsaved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import torch
-
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda *a, **k: torch.tensor(float("nan"))
     )
@@ -258,28 +359,49 @@ def test_ctrl_c_saves_a_checkpoint_and_exits_130(tmp_path: Path) -> None:
     assert checkpoints == [f"step_{steps[-1]}"]
 
 
-def test_full_disk_names_the_file_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("writer", "step", "name"),
+    [
+        ("session.save_checkpoint", 4, "checkpoints/step_4"),
+        ("session.write_rollouts", 1, "rollouts/step_1.parquet"),
+        ("session.write_rollouts", 3, "rollouts/step_3.parquet"),
+        ("metrics.MetricsWriter.write", 3, "metrics.jsonl"),
+    ],
+    ids=["checkpoint", "first-rollouts", "rollouts", "metrics"],
+)
+def test_full_disk_names_the_file_and_keeps_the_last_checkpoint(
+    writer: str, step: int, name: str, tmp_path: Path
+) -> None:
     # RLIMIT_FSIZE makes every larger write fail, as a full disk does.
+    owner, _, method = writer.rpartition(".")
     script = (
         "import resource, signal, sys\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "import xrpo_fast.session as s\n"
-        "real = s.save_checkpoint\n"
-        "def full(folder, step, **named):\n"
-        "    if step == 4: resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
-        "    return real(folder, step, **named)\n"
-        "s.save_checkpoint = full\n"
+        "import xrpo_fast.session, xrpo_fast.metrics\n"
+        f"owner = xrpo_fast.{owner}\n"
+        f"real = owner.{method}\n"
+        "def full(first, step, *rest, **named):\n"
+        f"    if step == {step}: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "    return real(first, step, *rest, **named)\n"
+        f"owner.{method} = full\n"
         "from xrpo_fast.train import main\n"
         f"sys.exit(main({small_arguments(tmp_path)!r}))\n"
     )
-    run = subprocess.run(
+    dead = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
-    assert run.returncode == 1, run.stderr
-    assert "checkpoint: expected to write" in run.stderr
-    assert "--resume" in run.stderr
-    assert (tmp_path / "quickstart" / "checkpoints" / "step_2" / "COMPLETE").exists()
-    assert not (tmp_path / "quickstart" / "checkpoints" / "step_4").exists()
+    run = tmp_path / "quickstart"
+    assert dead.returncode == 1, dead.stderr
+    assert "Logging error" not in dead.stderr
+    assert "Traceback" not in dead.stderr
+    message = "".join(dead.stderr.split())
+    assert f"expectedtowrite{run / name},got" in message
+    assert "freespace" in message
+    assert ("--resume" in message) == (step > 2)
+    assert (run / "checkpoints" / "step_2" / "COMPLETE").exists() == (step > 2)
+    assert not (run / "checkpoints" / "step_4").exists()
+    if step == 3:
+        assert main(small_arguments(tmp_path, "--resume")) == 0
 
 
 def _read(path: Path) -> str:

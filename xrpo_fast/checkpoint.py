@@ -56,7 +56,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"checkpoint: expected to write {final}, got {error}; free space, or move the "
-            "run's folder and set run.output_dir to where it lies, then go on with --resume"
+            "run's folder and set run.output_dir to where it lies"
         ) from error
     for old in valid_checkpoints(folder)[:-keep]:
         remove_checkpoint(old)

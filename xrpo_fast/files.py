@@ -28,7 +28,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(
-            f"run.output_dir: expected to write {path}, got {error}; free space or permit it"
+            f"run.output_dir: expected to write {path}, got {error}; free space, or move the run's "
+            "folder and set run.output_dir to where it lies"
         ) from error
 
 

@@ -10,13 +10,15 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from xrpo_fast.files import writing
 
 PHASES = (
     "plan",
@@ -111,16 +113,20 @@ class MetricsWriter:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One whole line per call, flushed: a killed run leaves at most one broken last line."""
         finite = {key: to_json_number(value) for key, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        with writing(self.path):
+            self._file.write(json.dumps({"step": step, **finite}) + "\n")
+            self._file.flush()
         numbers = {key: value for key, value in finite.items() if isinstance(value, int | float)}
         for tracker in self._trackers:
             tracker.log(numbers, step)
 
     def close(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        # A full disk was said by write(), whose line closing tries to write again.
+        with suppress(OSError):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        with suppress(OSError):
+            self._file.close()
         for tracker in self._trackers:
             tracker.close()
 
@@ -172,8 +178,9 @@ def truncate_metrics(path: Path, last_step: int) -> None:
         return
     kept = [row for row in read_metrics(path) if row["step"] <= last_step]
     temporary = path.with_suffix(".jsonl.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-    temporary.replace(path)
+    with writing(path):
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        temporary.replace(path)
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xrpo_fast.files import writing
 from xrpo_fast.ops import XrpoAdvantages
 from xrpo_fast.types import Rollout
 
@@ -92,7 +93,8 @@ def write_rollouts(
         },
         schema=SCHEMA,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    pq.write_table(table, temporary)
-    temporary.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        pq.write_table(table, temporary)
+        temporary.replace(path)

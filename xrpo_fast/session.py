@@ -5,10 +5,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from xrpo_fast.assemble import Parts
-from xrpo_fast.checkpoint import load_state, save_checkpoint
+from xrpo_fast.checkpoint import latest_checkpoint, load_state, save_checkpoint
 from xrpo_fast.config import Config
 from xrpo_fast.display import (
     TrainingDisplay,
@@ -19,6 +20,7 @@ from xrpo_fast.display import (
     time_table,
 )
 from xrpo_fast.doctor import first_step_findings
+from xrpo_fast.files import writing
 from xrpo_fast.metrics import MetricsWriter, make_trackers, read_metrics, truncate_metrics
 from xrpo_fast.records import write_rollouts
 from xrpo_fast.run_dir import RunDir
@@ -63,12 +65,25 @@ class Session:
             is_saved = trainer.steps_done % self.config.checkpoint.every_steps == 0
             if trainer.steps_done == 0 or not is_saved:
                 self._save()
+        except Exception as error:
+            self._add_cure(error)
+            raise
         finally:
             self.writer.close()
         is_finished = trainer.steps_done >= last
         if is_finished:
             self._finish()
         return is_finished
+
+    def _add_cure(self, error: Exception) -> None:
+        """Notes on what to do, for the message that ends the run."""
+        if torch.OutOfMemoryError in (type(error), type(error.__cause__)):
+            error.add_note(
+                "lower rollout.gpu_memory_fraction, optim.micro_batch_tokens or "
+                "rollout.max_concurrent"
+            )
+        if (found := latest_checkpoint(self.run_dir.path)) is not None:
+            error.add_note(f"the last checkpoint stands in {found}, go on from it with --resume")
 
     def _step(self, display: TrainingDisplay) -> None:
         trainer, config = self.trainer, self.config
@@ -126,6 +141,7 @@ class Session:
             state=self.trainer.state_dict(),
             keep=self.config.checkpoint.keep,
         )
+        self._write_exemplar_report()
 
     def _finish(self) -> None:
         """Tables, learning curve, report; an error where nothing was trained."""
@@ -143,7 +159,6 @@ class Session:
             points = [(row["step"], row[f"eval/{name}/pass@1"]) for row in evals]
             self.console.print(curve_text(points), markup=False, highlight=False)
             save_curve(self.run_dir.path / f"learning_curve_{name}.png", evals, steps, name)
-        self._write_exemplar_report()
         self.console.print(rollout_table(steps))
         self.console.print(time_table(steps))
         self._report()
@@ -158,7 +173,11 @@ class Session:
             "leakage": trainer.exemplars.leakage_report(),
             "suspect_prompts": [trainer.prompts[index].id for index in suspects],
         }
-        (self.run_dir.path / "exemplars.json").write_text(json.dumps(found, indent=1))
+        path = self.run_dir.path / "exemplars.json"
+        temporary = path.with_suffix(".tmp")
+        with writing(path):
+            temporary.write_text(json.dumps(found, indent=1))
+            temporary.replace(path)
 
     def _report(self) -> None:
         from xrpo_fast.report import write_report
