@@ -112,13 +112,13 @@ def _ours(logits: Tensor, labels: Tensor, **options: object) -> Tensor:
     return ops.token_logprobs(logits, labels, **options).logprobs  # type: ignore[arg-type]
 
 
-def _provider(name: str) -> Callable[..., Tensor]:
+def _provider(name: str, require: Callable[[str], None]) -> Callable[..., Tensor]:
     """(logits (T, V), labels (T,)) -> log-probs (T,); skips what is not installed."""
     if name == "trl":
-        pytest.importorskip("trl")
+        require("trl")
         return importlib.import_module("trl.trainer.utils").selective_log_softmax
     if name == "liger":
-        pytest.importorskip("liger_kernel")
+        require("liger_kernel")
         function = importlib.import_module("liger_kernel.transformers.functional")
         return lambda logits, labels: (
             -function.liger_cross_entropy(logits, labels, reduction="none")
@@ -160,9 +160,9 @@ def _check(logprobs: Tensor, logits: Tensor, labels: Tensor, tolerance: float = 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_logprobs_forward(measure, shape, provider):
+def test_logprobs_forward(measure, shape, provider, require):
     logits, labels = _inputs(shape)
-    run = _provider(provider)
+    run = _provider(provider, require)
     # TRL and Liger round log-probs to bfloat16: up to 0.13 nats is what that costs them.
     _check(run(logits, labels), logits, labels, 0.13 if provider in ("trl", "liger") else 5e-5)
     # I/O: read logits, labels (8 bytes); write log-prob
@@ -190,13 +190,13 @@ def test_logprobs_forward_variants(measure, variant):
 
 @pytest.mark.parametrize("provider", [*PROVIDERS, "ours, in place", "ours, half without gradient"])
 @pytest.mark.parametrize("shape", ["8192x128256 bf16", "4096x151936 fp32"])
-def test_logprobs_forward_backward(measure, shape, provider):
+def test_logprobs_forward_backward(measure, shape, provider, require):
     logits, labels = _inputs(shape)
     upstream = torch.randn(labels.numel(), device="cuda")
     if provider == "ours, half without gradient":
         upstream[::2] = 0
     name = provider.partition(",")[0]
-    function = _provider(name)
+    function = _provider(name, require)
     options = {"inplace_backward": True} if provider == "ours, in place" else {}
 
     def run() -> Tensor:

@@ -7,7 +7,6 @@ Bytes: the logits once for the forward, three times with the backward (read, rea
 are checked against float64 before they are timed; `error` is the largest in nats.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable
 
@@ -49,10 +48,9 @@ def ours_and_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return token_logprobs(logits, labels, return_entropy=True).logprobs
 
 
-def provider_of(name: str) -> Provider:
+def provider_of(name: str, require: Callable[[str], None]) -> Provider:
     if name == "trl selective_log_softmax":
-        if importlib.util.find_spec("trl") is None:
-            pytest.skip("trl is not installed")
+        require("trl")
         from trl.trainer.utils import selective_log_softmax
 
         return selective_log_softmax
@@ -99,9 +97,9 @@ def error_of(values: Tensor, exact: Tensor, provider: str) -> float:
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_forward(batch, provider, measure):
+def test_forward(batch, provider, measure, require):
     dtype, logits, labels, exact = batch
-    run = provider_of(provider)
+    run = provider_of(provider, require)
     measure(
         lambda: run(logits, labels),
         f"forward {dtype} {NUM_ROWS}x{COLUMNS}",
@@ -118,9 +116,9 @@ def test_forward_floor(batch, measure):
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_forward_backward(batch, provider, measure):
+def test_forward_backward(batch, provider, measure, require):
     dtype, logits, labels, exact = batch
-    run = provider_of(provider)
+    run = provider_of(provider, require)
     leaf = logits.detach().requires_grad_()
 
     def step() -> None:

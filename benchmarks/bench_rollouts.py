@@ -122,8 +122,8 @@ def test_generate(benchmark, model, tokenizer, sampling, requests):
     measure(benchmark, run, num_tokens)
 
 
-def test_vllm(benchmark, model, sampling, requests):
-    pytest.importorskip("vllm")
+def test_vllm(benchmark, model, sampling, requests, require):
+    require("vllm")
     from xrpo_fast.rollouts.vllm import VllmEngine
 
     engine = VllmEngine(

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from tests.small_run import make_tiny_model
 from xrpo_fast.metrics import Clock
@@ -181,8 +180,8 @@ def test_simulated_slots(benchmark) -> None:
     compare(GivenLengths(SimulatedSlots()), benchmark, "simulation")  # pyright: ignore
 
 
-def test_vllm_on_the_cpu(benchmark, tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+def test_vllm_on_the_cpu(benchmark, tmp_path: Path, require) -> None:
+    require("vllm")
     import torch
 
     from xrpo_fast.rollouts.vllm import VllmEngine

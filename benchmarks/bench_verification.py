@@ -9,8 +9,6 @@ import statistics
 import time
 from pathlib import Path
 
-import pytest
-
 from benchmarks.bench_streaming import MAX_TOKENS, NUM_SLOTS, GivenLengths
 from tests.small_run import make_tiny_model
 from xrpo_fast.metrics import Clock
@@ -25,8 +23,8 @@ NUM_PAIRS = 1 if IS_QUICK else 7
 REWARDS = {"free": "tests.small_run:parity_reward", "slow": "tests.small_run:slow_parity_reward"}
 
 
-def test_verification_is_hidden(benchmark, tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
+def test_verification_is_hidden(benchmark, tmp_path: Path, require) -> None:
+    require("vllm")
     import torch
 
     from xrpo_fast.rollouts.vllm import VllmEngine

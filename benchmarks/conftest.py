@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.requirements import require
+
+__all__ = ["require"]
+
 IS_QUICK = os.environ.get("XRPO_BENCH_QUICK") == "1"
 # A rival with a larger error answers another question: no ratio is taken to it.
 MAX_RIVAL_ERROR = 1e-3

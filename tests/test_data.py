@@ -70,8 +70,10 @@ def test_parquet_equals_jsonl(tmp_path):
 
 
 @pytest.mark.parametrize("saved", ["dataset", "dict", "files"])
-def test_folders(tmp_path, saved):
-    datasets = pytest.importorskip("datasets")
+def test_folders(tmp_path, saved, require):
+    require("datasets")
+    import datasets
+
     folder = tmp_path / "mine"
     if saved == "files":
         folder.mkdir()
@@ -241,8 +243,10 @@ def test_broken_parquet(tmp_path):
         load(path)
 
 
-def test_unknown_split_of_a_saved_folder(tmp_path):
-    datasets = pytest.importorskip("datasets")
+def test_unknown_split_of_a_saved_folder(tmp_path, require):
+    require("datasets")
+    import datasets
+
     datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "d")
     with pytest.raises(DataError, match=r"data.split: expected one of train in .*, got 'test'"):
         load(tmp_path / "d", split="test")

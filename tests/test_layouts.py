@@ -121,8 +121,8 @@ def test_code_prompts_say_what_is_asked(template):
     assert "-5 5" not in codeforces
 
 
-def test_reasoning_gym_with_its_own_scorer(template):
-    pytest.importorskip("reasoning_gym")
+def test_reasoning_gym_with_its_own_scorer(template, require):
+    require("reasoning_gym")
     from xrpo_fast.rewards.gym import ReasoningGymScorer
 
     source = "reasoning_gym:basic_arithmetic?size=5"
@@ -144,8 +144,8 @@ def test_reasoning_gym_with_its_own_scorer(template):
     assert scorer({**item, "columns": {}, "text": "1"}).reward is None
 
 
-def test_unknown_reasoning_gym_task(template):
-    pytest.importorskip("reasoning_gym")
+def test_unknown_reasoning_gym_task(template, require):
+    require("reasoning_gym")
     with pytest.raises(DataError, match="reasoning_gym: expected a data set 'no_such_task'"):
         load_prompts("reasoning_gym:no_such_task", template=template, max_prompt_tokens=99)
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def _reports(tmp_path: Path, *options: str) -> list[dict]:
-    pytest.importorskip("triton")
+def _reports(require: Callable[[str], None], tmp_path: Path, *options: str) -> list[dict]:
+    require("triton_compiler")
     file = tmp_path / "aot.json"
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(ROOT)
@@ -55,12 +56,12 @@ def _assert_lean(reports: list[dict]) -> None:
             assert report["exps_per_element"] == 1, report
 
 
-def test_core_specialisations_are_lean_on_sm_90(tmp_path):
-    _assert_lean(_reports(tmp_path, "--core"))
+def test_core_specialisations_are_lean_on_sm_90(tmp_path, require):
+    _assert_lean(_reports(require, tmp_path, "--core"))
 
 
 @pytest.mark.slow
-def test_every_specialisation_is_lean_on_every_target(tmp_path):
-    reports = _reports(tmp_path)
+def test_every_specialisation_is_lean_on_every_target(tmp_path, require):
+    reports = _reports(require, tmp_path)
     assert {report["target"] for report in reports} == {80, 90, 100}
     _assert_lean(reports)
