@@ -250,6 +250,13 @@ def test_rejects(arguments, message, tmp_path, capsys):
     assert re.search(message, error), error
 
 
+def test_unwritable_output_is_named(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    assert main([str(run), "--bootstrap", "2", "-o", str(tmp_path / "file" / "out")]) == 2
+    assert f"--output: expected to write {tmp_path / 'file' / 'out'}" in capsys.readouterr().err
+
+
 def test_one_rule_for_each_lambda():
     labels = [rule.label for rule in parse_rules("uniform,paper", "0.01,0.1", rounds=2)]
     assert labels == ["uniform", "paper lambda 0.01", "paper lambda 0.1"]

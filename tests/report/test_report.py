@@ -247,3 +247,6 @@ def test_command_line(tmp_path, write_run, capsys):
     assert capsys.readouterr().out == f"{tmp_path / 'out.html'}\n"
     assert main([str(tmp_path / "none")]) == 2
     assert "error: run_dirs: expected a run folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main([str(path), "-o", str(tmp_path / "file" / "out.html")]) == 2
+    assert f"--out: expected to write {tmp_path / 'file' / 'out.html'}" in capsys.readouterr().err

@@ -174,6 +174,14 @@ def test_two_studies_do_not_share_a_folder(write_study, tmp_path, capsys):
     assert "output_dir: expected no other study at work in" in capsys.readouterr().err
 
 
+def test_report_of_a_folder_that_cannot_be_written(write_study, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.json").mkdir()
+    (tmp_path / "out" / "results.csv").mkdir()
+    assert main([str(write_study()), "--report-only"]) == 2
+    assert "output_dir: expected to write results into" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize("flag", [[], ["--report-only"]])
 def test_a_missing_study_file_exits_with_2(tmp_path, capsys, flag):
     assert main([str(tmp_path / "none.toml"), *flag]) == 2

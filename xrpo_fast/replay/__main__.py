@@ -72,7 +72,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"replay: {error}", file=sys.stderr)
         return 2
     console.print(render(rows, title))
-    for path in save(rows, where):
+    try:
+        paths = save(rows, where)
+    except OSError as error:
+        print(f"replay: --output: expected to write {where}.*, got {error}", file=sys.stderr)
+        return 2
+    for path in paths:
         console.print(f"saved {path}")
     return 0
 

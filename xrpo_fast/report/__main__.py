@@ -16,10 +16,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     folder = options.run_dirs[0] if len(options.run_dirs) == 1 else Path()
+    out = options.out or folder / "report.html"
     try:
-        print(write_report(options.run_dirs, options.out or folder / "report.html"))
+        print(write_report(options.run_dirs, out))
     except ReportError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: --out: expected to write {out}, got {error}", file=sys.stderr)
         return 2
     return 0
 

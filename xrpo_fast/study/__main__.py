@@ -64,9 +64,14 @@ def _run(study: Study, console: Console) -> int:
 
 def _report(study: Study, title: str, console: Console) -> None:
     results = collect(study, states_of(study))
-    paths = write_results(
-        study, results, title, f"python -m xrpo_fast.study {' '.join(sys.argv[1:])}"
-    )
+    command = f"python -m xrpo_fast.study {' '.join(sys.argv[1:])}"
+    try:
+        paths = write_results(study, results, title, command)
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir: expected to write results into {study.file.output_dir}, got {error}; "
+            "free space or permit it, then use --report-only"
+        ) from error
     console.print(overview(results))
     for line in results.missing:
         console.print(f"missing: {line}", style="yellow", markup=False, highlight=False)
