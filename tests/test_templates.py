@@ -149,8 +149,11 @@ def test_chat_options_reach_the_template():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, 'expected a tokenizer with a chat template, got one .*data.template = "raw"'),
-        ({"raw": True, "system_prompt": "s"}, "system_prompt: expected none with a raw template"),
+        (
+            {},
+            'data.template: expected a tokenizer with a chat template, got one .*data.template = "raw"',
+        ),
+        ({"raw": True, "system_prompt": "s"}, "data.system_prompt: expected none with a raw"),
     ],
 )
 def test_unusable_options(arguments, message):

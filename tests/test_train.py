@@ -314,6 +314,8 @@ def test_dry_run_checks_and_trains_nothing(
     [
         ({"model__path": "/nowhere/at/all"}, "model.path: expected a Hugging Face model folder"),
         ({"data__train": "/nowhere.jsonl"}, "/nowhere.jsonl"),
+        ({"reward__functions": '"math"'}, "expected a list, got 'math'; write [\"math\"]"),
+        ({"icl__embedder": "no/such/one"}, "icl.embedder: expected 'tfidf', 'codes' or an"),
         ({"optim__lr": "1e-3"}, "here it is called optim.learning_rate"),
         ({"rollout__rolouts_per_prompt": "4"}, "did you mean rollout.rollouts_per_prompt"),
         (

@@ -302,7 +302,18 @@ def make_exemplars(
     embedder = icl.embedder
     if embedder == "auto":
         embedder = "codes" if is_builtin else "tfidf"
-    store = ExemplarStore(
+    try:
+        store = _make_store(config, embedder, prompts, eval_sets)
+    except ValueError as error:
+        raise ConfigError(f"icl.{error}") from error
+    return store, PromptStates(len(prompts)) if icl.prompt_states else None
+
+
+def _make_store(
+    config: Config, embedder: str, prompts: PromptSet, eval_sets: dict[str, list[Prompt]]
+) -> ExemplarStore:
+    icl, is_builtin = config.icl, config.data.train.startswith(BUILTIN_DATA)
+    return ExemplarStore(
         prompts.prompts,
         [prompt for held_out in eval_sets.values() for prompt in held_out],
         embedder=embedder,
@@ -314,7 +325,6 @@ def make_exemplars(
         kind="generated" if is_builtin else "natural",
         cache_dir=None if is_builtin else config.run.output_dir / ".neighbours",
     )
-    return store, PromptStates(len(prompts)) if icl.prompt_states else None
 
 
 def load_reference(config: Config, policy: Policy, device: torch.device) -> Policy | None:

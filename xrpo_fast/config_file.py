@@ -6,6 +6,7 @@ An unknown key is an error that names the nearest valid one, or ours where it is
 """
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -188,6 +189,9 @@ def _message(item: Any) -> str:
         return _unknown_key_message(key)
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
+    if item["type"] == "list_type":
+        got = item["input"]
+        return f"{key}: expected a list, got {got!r}; write {json.dumps([got], default=str)}"
     expected = re.sub(r"^(Input should be|\w+ should have) ", "", item["msg"])
     return f"{key}: expected {expected}, got {item['input']!r}"
 

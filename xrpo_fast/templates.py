@@ -57,12 +57,12 @@ class PromptTemplate:
         self._chat_options = chat_options or {}
         if not raw and not getattr(tokenizer, "chat_template", None):
             raise TemplateError(
-                "template: expected a tokenizer with a chat template, got one without; set "
+                "data.template: expected a tokenizer with a chat template, got one without; set "
                 'data.template = "raw" for a base model, or use an instruct model'
             )
         if raw and self.system_prompt:
             raise TemplateError(
-                "system_prompt: expected none with a raw template, got one; put it into "
+                "data.system_prompt: expected none with a raw template, got one; put it into "
                 "data.instruction or use a chat template"
             )
         if seeded_builder is not None and not raw:
@@ -126,7 +126,7 @@ class PromptTemplate:
         if self.system_prompt:
             if messages[0]["role"] == "system":
                 raise TemplateError(
-                    "system_prompt: expected data without system messages, got one; remove "
+                    "data.system_prompt: expected data without system messages, got one; remove "
                     "data.system_prompt"
                 )
             messages = [{"role": "system", "content": self.system_prompt}, *messages]

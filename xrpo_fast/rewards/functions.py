@@ -25,6 +25,8 @@ class Score:
     extracted: str | None = None
 
 
+_RETURN = "return a list with a number, or None for 'not applicable', for each completion"
+
 Item = dict[str, Any]
 """question, prompt (text or messages), text, token_ids, answer, columns, is_truncated."""
 Scorer = Callable[[Item], Score]
@@ -207,11 +209,13 @@ def _checked(name: str, values: Any) -> float | None:
     """The one value that a reward function returned for one completion."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         raise RewardContractError(
-            f"{name}: expected a list with one reward per completion, got {type(values).__name__}"
+            f"reward.functions: {name}: expected a list with one reward per completion, got "
+            f"{type(values).__name__}; {_RETURN}"
         )
     if len(values) != 1:
         raise RewardContractError(
-            f"{name}: expected one reward per completion, got {len(values)} for 1 completion"
+            f"reward.functions: {name}: expected one reward per completion, got {len(values)} for "
+            f"1 completion; {_RETURN}"
         )
     value = values[0]
     if value is None:
@@ -222,10 +226,13 @@ def _checked(name: str, values: Any) -> float | None:
         reward = float(value)
     except (TypeError, ValueError):
         raise RewardContractError(
-            f"{name}: expected rewards to be numbers or None, got {value!r}"
+            f"reward.functions: {name}: expected rewards to be numbers or None, got {value!r}; "
+            f"{_RETURN}"
         ) from None
     if math.isinf(reward):
-        raise RewardContractError(f"{name}: expected finite rewards or NaN, got {reward}")
+        raise RewardContractError(
+            f"reward.functions: {name}: expected finite rewards or NaN, got {reward}; {_RETURN}"
+        )
     return None if math.isnan(reward) else reward
 
 
