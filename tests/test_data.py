@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from xrpo_fast.config_file import make_config
 from xrpo_fast.data import PromptSampler, load_prompts
+from xrpo_fast.inputs import eval_names
 from xrpo_fast.sources import DataError
 from xrpo_fast.tasks import symbols
 from xrpo_fast.tasks.policy import build_tokenizer
@@ -57,7 +59,7 @@ def test_jsonl(tmp_path):
     second = prompts[1]
     assert (second.index, second.answer, second.columns) == (1, "1", {"extra": 1})
     assert second.token_ids == (ord("q"), ord("1"))
-    assert second.id.endswith("/set/1")
+    assert second.id == "set/1"
 
 
 def test_parquet_equals_jsonl(tmp_path):
@@ -127,7 +129,7 @@ def test_column_map(tmp_path):
     }
     (prompt,) = load(write_jsonl(tmp_path, [row]), columns=columns).prompts
     assert (prompt.question, prompt.answer, prompt.tier) == ("q", "a", "5")
-    assert prompt.id.endswith("/set/x7")
+    assert prompt.id == "set/x7"
     assert prompt.columns == {"cases": [1], "answer": "b"}
 
 
@@ -176,6 +178,10 @@ def test_fingerprint_sees_order_answers_and_template(tmp_path):
         ([{"text": "q", "gold": "a"}], {}, r"got the columns gold, text; set data.columns.prompt"),
         ([{"question": "q"}], {}, r"data.columns.answer: expected one of answer, solution"),
         (ROWS, {"columns": {"answer": "gold"}}, r"data.columns.answer: expected 'gold' in"),
+        (ROWS, {"columns": {"promt": "question"}}, r"data.columns.promt: .*did you mean prompt\?"),
+        (ROWS, {"columns": {"Answers": "extra"}}, r"data.columns.Answers: .*did you mean answer\?"),
+        ([], {"key": "data.eval.easy"}, r"^data.eval.easy: expected at least one row in"),
+        (ROWS, {"max_prompt_tokens": 1, "key": "data.train"}, r"^data.train: expected prompts of"),
         ([], {}, r"expected at least one row in .*set.jsonl', got none"),
         (ROWS, {"max_prompt_tokens": 1}, r"at most 1 tokens .* got 4 longer ones and no other"),
         ([{"question": "", "answer": "a"}], {}, r"row 0 .*expected text or messages, got an empty"),
@@ -190,8 +196,47 @@ def test_unusable_data(tmp_path, rows, options, message):
 
 
 def test_bad_gold_answer_names_its_row(tmp_path):
-    with pytest.raises(DataError, match=r"row 0 of .*set.jsonl'.*invalid literal"):
+    message = r"row 0 of .*set.jsonl'.*invalid literal.* in the column 'answer'; correct or remove"
+    with pytest.raises(DataError, match=message):
         load(write_jsonl(tmp_path, [{"question": "q", "answer": "x"}]), check_answer=int)
+
+
+def test_names_far_from_ours_are_columns_for_rewards(tmp_path):
+    columns = {"idx": "extra", "prompt_id": "extra", "tiers": "tiers"}
+    rows = [{**row, "tiers": 1} for row in ROWS]
+    found = load(write_jsonl(tmp_path, rows), columns=columns)[2].columns
+    assert found == {"idx": 2, "prompt_id": 2, "tiers": 1}
+
+
+def test_moved_data_keeps_ids_and_fingerprint(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sets = [load(write_jsonl(tmp_path / folder, ROWS)) for folder in ("a", "b")]
+    assert sets[0].fingerprint == sets[1].fingerprint
+    assert [p.id for p in sets[0].prompts] == [p.id for p in sets[1].prompts]
+
+
+def test_held_out_sets_of_equal_names_are_told_apart(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_jsonl(tmp_path / folder, ROWS)
+    train = str(tmp_path / "a" / "set.jsonl")
+    held_out = {"same": f"{tmp_path}/a/../a/set.jsonl", "other": f"{tmp_path}/b/set.jsonl"}
+    values = {"model": {"path": "x"}, "run": {"name": "x"}, "reward": {"functions": ["exact"]}}
+    config = make_config(values | {"data": {"train": train, "eval": held_out}})
+    # The training file itself is the same set, whose questions the leakage guard finds by id.
+    assert eval_names(config) == {"same": "set", "other": "other/set"}
+
+
+def test_hub_errors_end_with_a_cure(monkeypatch):
+    class Datasets:
+        @staticmethod
+        def load_dataset(*arguments, **named):
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr("xrpo_fast.sources._import_datasets", Datasets)
+    with pytest.raises(DataError, match=r"ConnectionError: no route; .*jsonl.*HF_TOKEN"):
+        load("owner/name")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ ROOTS = {
     "update": "types config metrics batching objectives policy",
     "trainer": f"{EVERY_STAGE} schedule tree seeding update",
     "evaluator": "types estimators rewards schedule",
-    "inputs": "types config data rewards tasks templates",
+    "inputs": "types config data sources rewards tasks templates",
     "assemble": f"{EVERY_STAGE} schedule tree seeding update trainer evaluator inputs",
     "dry_run": "config inputs policy metrics assemble",
     "session": f"{EVERY_STAGE} trainer assemble evaluator [report]",

@@ -10,13 +10,12 @@ import hashlib
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from xrpo_fast.layouts import MISSING, apply_layout, look_up, resolve_columns
-from xrpo_fast.sources import DataError, Record, read_records, split_source
+from xrpo_fast.sources import DataError, Record, read_records, set_name
 from xrpo_fast.templates import PromptTemplate, TemplateError, question_of
 from xrpo_fast.types import Prompt
 
@@ -52,6 +51,8 @@ def load_prompts(
     limit: int | None = None,
     seed: int = 0,
     check_answer: Callable[[Any], object] | None = None,
+    name: str | None = None,
+    key: str = "data",
 ) -> PromptSet:
     """Read a data set and render its prompts.
 
@@ -65,13 +66,16 @@ def load_prompts(
         limit: keep only the first N prompts.
         seed: of generated tasks.
         check_answer: called with each answer; a ValueError is reported with the row.
+        name: in front of the prompts' ids; default: set_name(source, split).
+        key: of the config that named the source, for errors.
     Raises:
         DataError: missing file or column, no rows, only over-long prompts, a bad answer.
     """
-    reader = _RowReader(source, split, dict(columns or {}), template, check_answer)
+    name = name or set_name(source, split)
+    reader = _RowReader(name, source, dict(columns or {}), template, check_answer)
     prompts: list[Prompt] = []
     num_overlong = num_rows = 0
-    for row, record in enumerate(read_records(source, split, seed)):
+    for row, record in enumerate(_records(source, split, seed, key)):
         num_rows += 1
         prompt = reader.prompt(row, record, index=len(prompts))
         if prompt is None:
@@ -83,10 +87,10 @@ def load_prompts(
         if limit and len(prompts) == limit:
             break
     if not num_rows:
-        raise DataError(f"data: expected at least one row in {source!r}, got none")
+        raise DataError(f"{key}: expected at least one row in {source!r}, got none")
     if not prompts:
         raise DataError(
-            f"data: expected prompts of at most {max_prompt_tokens} tokens in {source!r}, got "
+            f"{key}: expected prompts of at most {max_prompt_tokens} tokens in {source!r}, got "
             f"{num_overlong} longer ones and no other; raise data.max_prompt_tokens"
         )
     if num_overlong or reader.num_duplicates:
@@ -103,23 +107,27 @@ def load_prompts(
     )
 
 
+def _records(source: str, split: str, seed: int, key: str) -> Iterator[Record]:
+    """The source's rows; its errors name the key."""
+    try:
+        yield from read_records(source, split, seed)
+    except DataError as error:
+        raise DataError(f"{key}: {str(error).removeprefix('data: ')}") from error
+
+
 class _RowReader:
     """One row -> one prompt, with the columns that the data set turned out to have."""
 
     def __init__(
         self,
+        name: str,
         source: str,
-        split: str,
         columns: dict[str, str],
         template: PromptTemplate,
         check_answer: Callable[[Any], object] | None,
     ) -> None:
+        self.name = name
         self.source = source
-        address, _, split = split_source(source, split)
-        is_file = address.endswith((".jsonl", ".parquet"))
-        path = Path(address)
-        parts = path.with_suffix("").parts[-2:] if is_file else (path.name, split)
-        self.name = "/".join(parts)
         self.columns = columns
         self.template = template
         self.check_answer = check_answer
@@ -148,8 +156,7 @@ class _RowReader:
                 raise ValueError("prompt: expected text or messages, got an empty value")
             question = question_of(messages)
             token_ids = self.template.render(messages)
-            if self.check_answer is not None:
-                self.check_answer(answer)
+            self._check_answer(answer)
         except TemplateError as error:
             raise DataError(f"{error} (row {row} of {self.source!r})") from error
         except (TypeError, ValueError) as error:
@@ -167,6 +174,18 @@ class _RowReader:
             columns=others,
             tier=str(values.get("tier") or ""),
         )
+
+    def _check_answer(self, answer: Any) -> None:
+        if self.check_answer is None:
+            return
+        try:
+            self.check_answer(answer)
+        except (TypeError, ValueError) as error:
+            column = self._resolved.get("answer", "") if self._resolved else ""
+            raise ValueError(
+                f"{error} in the column {column!r}; correct or remove the row, or set "
+                "data.columns.answer to another column"
+            ) from error
 
     def _is_duplicate(self, messages: Any, answer: Any) -> bool:
         key = hashlib.sha256(_stable_bytes([messages, answer])).digest()

@@ -6,6 +6,7 @@ from typing import Any
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.data import PromptSet, load_prompts
 from xrpo_fast.rewards import Verifier, answer_checker, make_verifier
+from xrpo_fast.sources import set_identity, set_name
 from xrpo_fast.tasks import symbols
 from xrpo_fast.templates import PromptTemplate
 from xrpo_fast.types import Prompt
@@ -55,6 +56,7 @@ def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet
         limit=config.data.limit or None,
         seed=config.run.seed,
         check_answer=answer_checker(config.reward.functions, config.reward.options),
+        key="data.train",
     )
 
 
@@ -66,9 +68,23 @@ def eval_sources(config: Config) -> dict[str, str]:
     return sources
 
 
+def eval_names(config: Config) -> dict[str, str]:
+    """What each held-out set is called in the ids of its prompts: like its file, with its key in
+    front where another set of the run is called so too."""
+    data = config.data
+    taken = {set_name(data.train, data.split): set_identity(data.train, data.split)}
+    names = {}
+    for key, source in eval_sources(config).items():
+        name, identity = set_name(source, data.eval_split), set_identity(source, data.eval_split)
+        is_other = taken.setdefault(name, identity) != identity
+        names[key] = f"{key}/{name}" if is_other else name
+    return names
+
+
 def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[Prompt]]:
     """Held-out sets by name."""
     sets = {}
+    names = eval_names(config)
     for name, source in eval_sources(config).items():
         loaded = load_prompts(
             source,
@@ -78,6 +94,8 @@ def load_eval_sets(config: Config, template: PromptTemplate) -> dict[str, list[P
             split=config.data.eval_split,
             seed=config.run.seed,
             check_answer=answer_checker(config.reward.functions, config.reward.options),
+            name=names[name],
+            key=f"data.eval.{name}",
         )
         sets[name] = loaded.prompts
     return sets

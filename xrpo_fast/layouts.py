@@ -4,6 +4,7 @@ A layout (code problems) adds `prompt` and `answer` to the row. The answer of a 
 dictionary that rewards/code.py understands; encoded tests stay encoded until a worker needs them.
 """
 
+import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ DEFAULT_COLUMNS = {
 """Columns recognised where the column map says nothing, in order of preference."""
 MISSING = object()
 
+_MISSPELT = 0.82
+"""Similarity from which a name is taken for one of ours: 'promt' is, 'idx' and 'prompt_id' not."""
+
 _STDIN_FORMAT = (
     "Read the input from standard input and write the answer to standard output. Give the whole "
     "program in one ```python code block."
@@ -49,8 +53,10 @@ def resolve_columns(record: Record, columns: dict[str, str], source: str) -> dic
     """Our column names -> paths in this data set, by the user's map and DEFAULT_COLUMNS.
 
     Raises:
-        DataError: a mapped column is not there, or none for the prompt or the answer.
+        DataError: a mapped column is not there, or none for the prompt or the answer, or a name
+            is a misspelt one of ours.
     """
+    _check_names(columns)
 
     def missing_column(name: str, wanted: str) -> DataError:
         key = f"data.columns.{name}"
@@ -72,6 +78,17 @@ def resolve_columns(record: Record, columns: dict[str, str], source: str) -> dic
     if "prompt" not in resolved:
         raise missing_column("prompt", "a column")
     return resolved
+
+
+def _check_names(columns: dict[str, str]) -> None:
+    for name, path in columns.items():
+        close = difflib.get_close_matches(name.lower(), DEFAULT_COLUMNS, 1, _MISSPELT)
+        # A column that keeps its name is one that a reward function wants.
+        if close and name not in DEFAULT_COLUMNS and name != path:
+            raise DataError(
+                f"data.columns.{name}: expected one of {', '.join(DEFAULT_COLUMNS)}, or the name "
+                f"of a reward function's argument, got {name!r}; did you mean {close[0]}?"
+            )
 
 
 def look_up(record: Any, path: str) -> Any:

@@ -25,11 +25,31 @@ class DataError(ConfigError):
 
 def split_source(source: str, split: str) -> tuple[str, dict[str, str], str]:
     """(address, options, split) of a source; "?split=..." in it wins over `split`."""
-    if source.endswith((".jsonl", ".parquet")):
+    if _is_file(source):
         return source, {}, split
     address, _, query = source.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     return address, options, options.get("split", split)
+
+
+def set_name(source: str, split: str) -> str:
+    """What a data set is called in the ids of its prompts, wherever its file or folder lies."""
+    address, _, split = split_source(source, split)
+    path = Path(address)
+    return path.stem if _is_file(address) else f"{path.name}/{split}"
+
+
+def set_identity(source: str, split: str) -> tuple[str, str, str]:
+    """Equal for equal rows: two sets of one name are told apart by it."""
+    address, options, split = split_source(source, split)
+    if os.path.exists(os.path.expanduser(address)):
+        address = os.path.realpath(os.path.expanduser(address))
+    options = sorted((k, v) for k, v in options.items() if k != "split")
+    return address, "" if _is_file(address) else split, str(options)
+
+
+def _is_file(address: str) -> bool:
+    return address.endswith((".jsonl", ".parquet"))
 
 
 def read_records(source: str, split: str, seed: int) -> Iterator[Record]:
@@ -47,7 +67,7 @@ def read_records(source: str, split: str, seed: int) -> Iterator[Record]:
     if address.startswith("reasoning_gym:"):
         return _read_reasoning_gym(address.partition(":")[2], options, split, seed)
     path = os.path.expanduser(address)
-    if path.endswith((".jsonl", ".parquet")):
+    if _is_file(path):
         if not os.path.isfile(path):
             raise DataError(f"data: expected a file, found none at {source!r}")
         return _read_jsonl(path) if path.endswith(".jsonl") else _read_parquet(path)
@@ -147,7 +167,8 @@ def _from_datasets(load: Callable[[], Any], source: str, split: str) -> Iterator
     except Exception as error:
         raise DataError(
             f"data: expected {source!r} with split {split!r} to load, got "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}; check its name and split, or give a local .jsonl or "
+            ".parquet file; the hub needs the network, and HF_TOKEN for gated data"
         ) from error
 
 
