@@ -4,10 +4,12 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from xrpo_fast.report import ReportError, write_report
 from xrpo_fast.report.__main__ import main
+from xrpo_fast.report.mechanisms import _binned
 from xrpo_fast.report.runs import load_runs
 from xrpo_fast.report.tables import facts_html, summary_columns
 
@@ -234,6 +236,14 @@ def test_arms_of_a_study_are_overlaid_and_its_seeds_are_not(tmp_path, write_run)
     assert [run.name for run in load_runs([ours, theirs])] == ["xrpo-seed0", "grpo-seed0"]
     with pytest.raises(ReportError, match=r"seed=0', .*seed=1', .*one report per task"):
         load_runs([ours, theirs, other])
+
+
+def test_groups_of_equal_number_are_never_empty():
+    tens = [0] * 4 + [1] * 2 + [3, 4, 4, 4, 6, 7, 8, 8, 8, 10, 10, 11, 15, 16, 17, 19, 23, 28]
+    x = np.array([*tens, 31, 33, 61]) / 10
+    means, _ = _binned(x, x)
+    assert np.isfinite(means).all()
+    assert (np.diff(means) > 0).all()
 
 
 def test_equal_names_are_told_apart(tmp_path, write_run):

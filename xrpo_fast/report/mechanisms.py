@@ -240,7 +240,10 @@ def _binned(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         edges = np.unique(np.quantile(x, np.linspace(0, 1, _NUM_QUANTILES + 1)[:-1]))
     bins = np.searchsorted(edges, x, side="right") - 1
     counts = np.bincount(bins)
-    return np.bincount(bins, weights=x) / counts, np.bincount(bins, weights=y) / counts
+    # Between two quantiles that lie close there may be no value at all.
+    filled = counts > 0
+    x_sums, y_sums = np.bincount(bins, weights=x), np.bincount(bins, weights=y)
+    return x_sums[filled] / counts[filled], y_sums[filled] / counts[filled]
 
 
 def time_charts(runs: Sequence[Run]) -> list[Chart]:
