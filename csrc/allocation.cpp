@@ -1,6 +1,8 @@
 // Who gets the next rollouts: the planner's phases, and one rollout at a time.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "planner.hpp"
 
@@ -41,14 +43,20 @@ void RolloutPlanner::hand_out(std::size_t q, std::int64_t count) {
 }
 
 void RolloutPlanner::hand_out(const std::int64_t* counts) {
-    std::int64_t given = 0;
-    std::int32_t largest = 0;
-    for (std::size_t q = 0; q < num_prompts(); ++q) {
-        given += counts[q];
-        largest = std::max(largest, state_.stats.planned[q] += static_cast<std::int32_t>(counts[q]));
-    }
-    state_.handed_out += given;
-    largest_count_ = std::max<std::int64_t>(largest_count_, largest);
+    std::array<std::int64_t, MAX_PARTS> given{}, largest{};
+    std::int32_t* planned = state_.stats.planned.data();
+    in_parts(num_prompts(), [&](std::size_t part, std::size_t begin, std::size_t end) {
+        std::int64_t sum = 0;
+        std::int32_t top = 0;
+        for (std::size_t q = begin; q < end; ++q) {
+            sum += counts[q];
+            top = std::max(top, planned[q] += static_cast<std::int32_t>(counts[q]));
+        }
+        given[part] = sum;
+        largest[part] = top;
+    });
+    state_.handed_out = std::accumulate(given.begin(), given.end(), state_.handed_out);
+    largest_count_ = std::max(largest_count_, *std::max_element(largest.begin(), largest.end()));
     grow_tables(largest_count_ + 1);
 }
 

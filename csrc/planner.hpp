@@ -4,8 +4,8 @@
 //   Pi   = h(n) - h(n+1) + lambda sqrt(log(1 + T) / n)
 //
 // n counts every rollout handed out, in flight and unscored ones included; s comes from the scored ones.
-// The same calls with the same seed give the same plan on every machine: no libm, no hash tables, no
-// threads, and sums that do not depend on the order of the prompts.
+// The same calls with the same seed give the same plan on every machine: no libm, no hash tables, and
+// sums that do not depend on the order of the prompts, nor on the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,10 @@
 #include <cmath>
 #include <cstdint>
 #include <numeric>
+#include <thread>
 #include <vector>
+
+#include "thread_pool.hpp"
 
 namespace xrpo {
 
@@ -18,29 +21,51 @@ inline std::uint64_t mix_bits(std::uint64_t x) noexcept {  // splitmix64's final
     return x ^ (x >> 31);
 }
 
-// Visits 0 .. count-1 in eight chains: with one, each addition or comparison would wait for the last.
+// Parts of a long loop, on several threads from PART prompts on. What a part gives (a maximum, an exact
+// sum, counts) must not depend on who runs it, nor on where the parts are cut.
+constexpr std::size_t PART = std::size_t{1} << 17, MAX_PARTS = 8;
+
+inline std::size_t num_parts(std::size_t count) noexcept {
+    return std::clamp<std::size_t>(count / PART, 1, MAX_PARTS);
+}
+
+template <class Visit>
+void in_parts(std::size_t count, const Visit& visit) {
+    const std::size_t parts = num_parts(count);
+    if (parts == 1) return visit(std::size_t{0}, std::size_t{0}, count);
+    const auto num_threads = static_cast<int>(std::thread::hardware_concurrency());
+    parallel_for(static_cast<std::int64_t>(parts), std::max(num_threads, 1), [&](std::int64_t p) {
+        const auto part = static_cast<std::size_t>(p);
+        visit(part, count * part / parts, count * (part + 1) / parts);
+    });
+}
+
+// Visits begin .. end-1 in eight chains: with one, each addition or comparison would wait for the last.
 constexpr std::size_t LANES = 8;
 
 template <class Visit>
-void in_lanes(std::size_t count, const Visit& visit) {
-    std::size_t i = 0;
-    for (; i + LANES <= count; i += LANES)
+void in_lanes(std::size_t begin, std::size_t end, const Visit& visit) {
+    std::size_t i = begin;
+    for (; i + LANES <= end; i += LANES)
         for (std::size_t lane = 0; lane < LANES; ++lane) visit(i + lane, lane);
-    for (; i < count; ++i) visit(i, 0);
+    for (; i < end; ++i) visit(i, 0);
 }
 
-// Visits [begin, end) of a block that stays in the nearest cache.
+// Visits blocks that stay in the nearest cache.
 template <class Visit>
-void in_blocks(std::size_t count, const Visit& visit) {
+void in_blocks(std::size_t begin, std::size_t end, const Visit& visit) {
     constexpr std::size_t BLOCK = 2048;
-    for (std::size_t begin = 0; begin < count; begin += BLOCK)
-        visit(begin, std::min(begin + BLOCK, count));
+    for (; begin < end; begin += BLOCK) visit(begin, std::min(begin + BLOCK, end));
 }
 
-inline double largest_of(const std::vector<double>& values) noexcept {
-    std::array<double, LANES> largest{};
-    in_lanes(values.size(), [&](std::size_t i, std::size_t lane) {
-        largest[lane] = std::max(largest[lane], values[i]);
+inline double largest_of(const std::vector<double>& values) {
+    std::array<double, MAX_PARTS> largest{};
+    in_parts(values.size(), [&](std::size_t part, std::size_t begin, std::size_t end) {
+        std::array<double, LANES> mine{};
+        in_lanes(begin, end, [&](std::size_t i, std::size_t lane) {
+            mine[lane] = std::max(mine[lane], values[i]);
+        });
+        largest[part] = *std::max_element(mine.begin(), mine.end());
     });
     return *std::max_element(largest.begin(), largest.end());
 }
@@ -49,25 +74,30 @@ inline double largest_of(const std::vector<double>& values) noexcept {
 // subtracting `big` rounds a value to a multiple of a unit so coarse that `count` of them add without
 // error; what the rounding left is summed the same way in a finer unit (Demmel and Nguyen, ARITH 2013).
 template <class Value>
-double order_free_sum(std::size_t count, double top, const Value& value) noexcept {
+double order_free_sum(std::size_t count, double top, const Value& value) {
     if (!(top > 0.0)) return 0.0;
     int exponent = 0, size_bits = 1;
     std::frexp(top, &exponent);
     while ((count >> size_bits) != 0) ++size_bits;
     const double big = std::ldexp(1.5, exponent + size_bits);
     const double fine = std::ldexp(big, size_bits - 52);
-    std::array<double, LANES> high{}, low{};
-    in_lanes(count, [&](std::size_t i, std::size_t lane) {
-        const double term = value(i);
-        const double head = (term + big) - big;
-        high[lane] += head;
-        low[lane] += ((term - head) + fine) - fine;
+    std::array<double, MAX_PARTS> high{}, low{};
+    in_parts(count, [&](std::size_t part, std::size_t begin, std::size_t end) {
+        std::array<double, LANES> heads{}, tails{};
+        in_lanes(begin, end, [&](std::size_t i, std::size_t lane) {
+            const double term = value(i);
+            const double head = (term + big) - big;
+            heads[lane] += head;
+            tails[lane] += ((term - head) + fine) - fine;
+        });
+        high[part] = std::accumulate(heads.begin(), heads.end(), 0.0);
+        low[part] = std::accumulate(tails.begin(), tails.end(), 0.0);
     });
     return std::accumulate(high.begin(), high.end(), 0.0) +
            std::accumulate(low.begin(), low.end(), 0.0);
 }
 
-inline double order_free_sum(const std::vector<double>& values) noexcept {
+inline double order_free_sum(const std::vector<double>& values) {
     const auto value = [&](std::size_t i) { return values[i]; };
     return order_free_sum(values.size(), largest_of(values), value);
 }
@@ -90,31 +120,47 @@ class LargestRemainder {
         const std::int32_t mask = (1 << bits) - 1;
         packed_.resize(count);
         candidates_.resize(count);
-        histogram_.assign(2 * (static_cast<std::size_t>(mask) + 1), 0);
+        // Two counts of each bucket: with equal remainders one would wait for itself.
+        const std::size_t table = 2 * (static_cast<std::size_t>(mask) + 1);
+        histogram_.assign(num_parts(count) * table, 0);
         std::int32_t* packed = packed_.data();
-        std::int32_t* histogram = histogram_.data();
-        std::int64_t rest = budget;
-        in_blocks(count, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t i = begin; i < end; ++i)
-                packed[i] = static_cast<std::int32_t>(weight(i) * rate * scale);
-            std::int64_t given = 0;
-            for (std::size_t i = begin; i < end; ++i) given += packed[i] >> bits;
-            rest -= given;
-            // Two counts of each bucket: with equal remainders one would wait for itself.
-            for (std::size_t i = begin; i < end; ++i)
-                ++histogram[2 * static_cast<std::size_t>(packed[i] & mask) + i % 2];
+        std::array<std::int64_t, MAX_PARTS> given{};
+        in_parts(count, [&](std::size_t part, std::size_t first, std::size_t after) {
+            std::int32_t* histogram = histogram_.data() + part * table;
+            in_blocks(first, after, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t i = begin; i < end; ++i)
+                    packed[i] = static_cast<std::int32_t>(weight(i) * rate * scale);
+                std::int64_t whole = 0;
+                for (std::size_t i = begin; i < end; ++i) whole += packed[i] >> bits;
+                given[part] += whole;
+                for (std::size_t i = begin; i < end; ++i)
+                    ++histogram[2 * static_cast<std::size_t>(packed[i] & mask) + i % 2];
+            });
         });
+        std::int64_t rest = std::accumulate(given.begin(), given.end(), budget,
+                                            [](std::int64_t a, std::int64_t b) { return a - b; });
+        for (std::size_t k = table; k < histogram_.size(); ++k) histogram_[k % table] += histogram_[k];
         const std::int32_t last = last_bucket(rest, mask);
-        std::uint32_t* candidate = candidates_.data();
-        in_blocks(count, [&](std::size_t begin, std::size_t end) {
-            for (std::size_t i = begin; i < end; ++i)
-                shares[i] = (packed[i] >> bits) + ((packed[i] & mask) > last);
-            for (std::size_t i = begin; i < end; ++i) {
-                *candidate = static_cast<std::uint32_t>(i);
-                candidate += (packed[i] & mask) == last;
-            }
+        // Each part's candidates lie where the part begins, and then close up.
+        std::array<std::size_t, MAX_PARTS> begins{}, ends{};
+        in_parts(count, [&](std::size_t part, std::size_t first, std::size_t after) {
+            std::uint32_t* candidate = candidates_.data() + first;
+            in_blocks(first, after, [&](std::size_t begin, std::size_t end) {
+                for (std::size_t i = begin; i < end; ++i)
+                    shares[i] = (packed[i] >> bits) + ((packed[i] & mask) > last);
+                for (std::size_t i = begin; i < end; ++i) {
+                    *candidate = static_cast<std::uint32_t>(i);
+                    candidate += (packed[i] & mask) == last;
+                }
+            });
+            begins[part] = first;
+            ends[part] = static_cast<std::size_t>(candidate - candidates_.data());
         });
-        const auto num_candidates = candidate - candidates_.data();
+        auto closed = candidates_.begin();
+        for (std::size_t part = 0; part < num_parts(count); ++part)
+            closed = std::copy(candidates_.begin() + static_cast<std::ptrdiff_t>(begins[part]),
+                               candidates_.begin() + static_cast<std::ptrdiff_t>(ends[part]), closed);
+        const std::int64_t num_candidates = closed - candidates_.begin();
         if (rest > 0 && rest < num_candidates) order(num_candidates, rest, weight, rate, ties);
         for (std::int64_t j = 0; j < rest; ++j) ++shares[candidates_[static_cast<std::size_t>(j)]];
     }

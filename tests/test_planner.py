@@ -271,6 +271,29 @@ def test_dapo_refills_until_enough_groups_carry_signal():
     assert not planner.plan_round().any()
 
 
+@pytest.mark.parametrize("kind", ["binary", "real"])
+def test_a_plan_shared_among_threads_is_that_of_any_order(kind):
+    """More prompts than one part of a loop holds, so that parts run on several threads."""
+    num, rng = 300_000, np.random.default_rng(0)
+    drawn = rng.normal(size=(num, 2)) if kind == "real" else rng.integers(0, 2, (num, 2))
+    order = rng.permutation(num)
+    plans = []
+    for positions in (np.arange(num), order):
+        planner = RolloutPlanner(num, total_rollouts=5 * num, base_rollouts=2, rounds=2)
+        planner.begin_step([str(q) for q in positions], 1)
+        rounds = [planner.plan_round()]
+        planner.observe(np.repeat(np.arange(num), 2), drawn[positions].ravel().astype(float))
+        for _ in range(2):
+            rounds.append(planner.plan_round())
+            assert rounds[-1].sum() == 3 * num // 2
+            priorities = planner.priorities()
+            planner.observe(np.repeat(np.arange(num), rounds[-1]), np.zeros(3 * num // 2))
+        plans.append((rounds, priorities))
+    for first, second in zip(plans[0][0], plans[1][0], strict=True):
+        np.testing.assert_array_equal(first[order], second)
+    np.testing.assert_array_equal(plans[0][1][order], plans[1][1])
+
+
 @pytest.mark.parametrize("std", ["sample", "jeffreys", "pooled"])
 def test_dapo_counts_groups_with_signal_whatever_the_estimate_of_the_spread(std):
     planner = RolloutPlanner(
