@@ -6,7 +6,7 @@ import pytest
 
 from xrpo_fast.config import ConfigError
 from xrpo_fast.config_file import make_config
-from xrpo_fast.run_dir import check_run_dir, make_run_dir
+from xrpo_fast.run_dir import check_run_dir, hold_run, make_run_dir
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,9 @@ def test_a_changed_key_is_named(tmp_path, section, key, before, after):
         make_config({"run": {"name": "r", "output_dir": str(tmp_path)}, section: {key: value}})
         for value in (before, after)
     )
-    make_run_dir(check_run_dir(old, resume=False, overwrite=False), old, overwrite=False)
+    run = check_run_dir(old, resume=False, overwrite=False)
+    with hold_run(run):
+        make_run_dir(run, old, overwrite=False)
     check_run_dir(old, resume=True, overwrite=False)
     message = f"{section}.{key}: expected {before!r} as in {tmp_path}/r/config.toml, got {after!r}"
     with pytest.raises(ConfigError, match=re.escape(message)):

@@ -148,7 +148,14 @@ class SentenceEmbedder:
                 f"{name!r}, got no such package; pip install sentence-transformers"
             ) from error
         self.name = name
-        self._model = SentenceTransformer(name)
+        try:
+            self._model = SentenceTransformer(name)
+        # The hub, the file system and the package each have errors of their own for this.
+        except Exception as error:
+            raise ValueError(
+                f"embedder: expected 'tfidf', 'codes' or an available sentence-transformers model, "
+                f"got {name!r}: {error}"
+            ) from error
 
     def fit(self, texts: Sequence[str]) -> None:
         """Nothing to fit: the model is trained."""
