@@ -121,7 +121,7 @@ def test_threads_are_allowed(sandbox):
         "print(open('/etc/passwd').read())",
         "open('/dev/shm/x', 'w')",
         "open('/usr/x', 'w')",
-        "open('/work/main.py', 'w')",
+        "open('/program/main.py', 'w')",
         f"print(open({str(Path(__file__).resolve())!r}).read())",
         "for i in range(100):\n    open(f'/tmp/{i}', 'wb').write(bytes(10 << 20))",
     ],
@@ -195,7 +195,7 @@ def test_wrong_program(answer, code, reason):
 
 def test_expected_outputs_are_not_in_the_sandbox(verifier):
     # Without bubblewrap the host's files are not hidden, as the warning says.
-    folders = ("/work", "/tmp", ".") if verifier.sandbox.is_isolated else (".",)
+    folders = ("/program", "/tmp", ".") if verifier.sandbox.is_isolated else (".",)
     spy = (
         "import gc, os, sys\nfound = []\n"
         f"for folder in {folders}:\n"

@@ -183,7 +183,7 @@ class CodeVerifier:
 
     def _checker_accepts(self, checker: str, given: str, expected: str, output: str) -> bool:
         """A special judge, called as checker.py INPUT EXPECTED OUTPUT; it prints 0 or 1."""
-        prefix = "/work/" if self.sandbox.is_isolated else ""
+        prefix = "/program/" if self.sandbox.is_isolated else ""
         result = self.sandbox.run(
             checker,
             limits=Limits(timeout_s=self.policy.test_timeout_s),

@@ -119,7 +119,7 @@ class Sandbox:
             filter_fd = self._filter_file()
             passed = [status_writer, *([] if filter_fd is None else [filter_fd])]
             command = self._bubblewrap(folder, limits, status_writer, filter_fd)
-            command += [self._python, "-I", "-S", "-B", "/work/main.py", *arguments]
+            command += [self._python, "-I", "-S", "-B", "/program/main.py", *arguments]
         try:
             process = subprocess.Popen(
                 command,
@@ -170,7 +170,7 @@ class Sandbox:
             command += ["--ro-bind", prefix, prefix]
         command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
         command += ["--size", str(limits.file_mib * _MIB), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-        command += ["--ro-bind", folder, "/work", "--remount-ro", "/"]
+        command += ["--ro-bind", folder, "/program", "--remount-ro", "/"]
         if filter_fd is not None:
             command += ["--seccomp", str(filter_fd)]
         return [*command, "--"]
