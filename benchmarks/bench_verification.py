@@ -18,8 +18,8 @@ from xrpo_fast.schedule import Collector
 from xrpo_fast.types import Prompt
 
 IS_QUICK = bool(os.environ.get("XRPO_BENCH_QUICK"))
-NUM_PROMPTS, NUM_ROLLOUTS = (25, 200) if IS_QUICK else (100, 800)
-NUM_PAIRS = 1 if IS_QUICK else 7
+NUM_PROMPTS, NUM_ROLLOUTS = (25, 200) if IS_QUICK else (250, 2000)
+NUM_PAIRS = 1 if IS_QUICK else 5
 REWARDS = {"free": "tests.small_run:parity_reward", "slow": "tests.small_run:slow_parity_reward"}
 
 

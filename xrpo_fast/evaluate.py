@@ -9,7 +9,6 @@ be used; 130 stopped by Ctrl-C, graded samples kept.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from rich.console import Console
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import load_config
 from xrpo_fast.estimators import cons_at_k, pass_at_k
-from xrpo_fast.train import EXIT_INTERRUPTED, explain, parse_overrides
+from xrpo_fast.train import EXIT_INTERRUPTED, explain, parse_overrides, run_and_exit
 
 if TYPE_CHECKING:
     from xrpo_fast.evaluator import Evaluator, Sample
@@ -218,11 +217,5 @@ def fill(
     return sorted(chosen, key=lambda s: (s.prompt_index, s.sample_index))
 
 
-def run_and_exit() -> None:
-    code = main()
-    sys.stdout.flush()
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    run_and_exit()
+    run_and_exit(main)

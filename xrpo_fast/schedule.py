@@ -54,6 +54,7 @@ class _Step:
     finish_order: list[int] = field(default_factory=list)
 
 
+@dataclass(kw_only=True)
 class Collector:
     """Rolls out one step's prompts and returns every rollout with its verdict.
 
@@ -62,27 +63,15 @@ class Collector:
         seeder: worked examples for a hopeless prompt; None turns seeding off.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        planner: RolloutPlanner,
-        verifier: Verifier,
-        decode: Callable[[Sequence[int]], str],
-        seeder: Seeder | None,
-        seed: int,
-        max_response_tokens: int,
-        clock: Clock,
-    ) -> None:
-        self.engine = engine
-        self.planner = planner
-        self.verifier = verifier
-        self.decode = decode
-        self.seeder = seeder
-        self.seed = seed
-        self.max_response_tokens = max_response_tokens
-        self.clock = clock
-        self._next_request_id = 0
+    engine: Engine
+    planner: RolloutPlanner
+    verifier: Verifier
+    decode: Callable[[Sequence[int]], str]
+    seeder: Seeder | None
+    seed: int
+    max_response_tokens: int
+    clock: Clock
+    _next_request_id: int = field(default=0, init=False)
 
     def collect(self, step: int, prompts: Sequence[Prompt]) -> list[Rollout]:
         """All rollouts of the step, ordered by prompt and sample index."""

@@ -8,7 +8,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 
@@ -179,7 +179,8 @@ class StopOnSignal:
         return self._is_asked
 
 
-def run_and_exit() -> None:
+def run_and_exit(main: Callable[[], int]) -> None:
+    """Run a command line and end the process with its exit code."""
     try:
         code = main()
     except KeyboardInterrupt:
@@ -189,4 +190,4 @@ def run_and_exit() -> None:
 
 
 if __name__ == "__main__":
-    run_and_exit()
+    run_and_exit(main)

@@ -8,7 +8,7 @@ A tree goes on when all segments of its own round are in; it never waits for ano
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ class _Step:
     verdicts: dict[int, Verdict] = field(default_factory=dict)
 
 
+@dataclass(kw_only=True)
 class TreeCollector:
     """Rolls out one step's prompts as trees and returns every leaf with its verdict.
 
@@ -46,27 +47,15 @@ class TreeCollector:
         decode: token ids -> text, called where verifier or the check for repetition needs text.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        planner: RolloutPlanner,
-        verifier: Verifier,
-        decode: Callable[[Sequence[int]], str],
-        tree: TreeConfig,
-        seed: int,
-        max_response_tokens: int,
-        clock: Clock,
-    ) -> None:
-        self.engine = engine
-        self.planner = planner
-        self.verifier = verifier
-        self.decode = decode
-        self.tree = tree
-        self.seed = seed
-        self.max_response_tokens = max_response_tokens
-        self.clock = clock
-        self._ids = itertools.count()
+    engine: Engine
+    planner: RolloutPlanner
+    verifier: Verifier
+    decode: Callable[[Sequence[int]], str]
+    tree: TreeConfig
+    seed: int
+    max_response_tokens: int
+    clock: Clock
+    _ids: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def collect(self, step: int, prompts: Sequence[Prompt]) -> list[Rollout]:
         """All leaves of the step, ordered by prompt and, within it, by the round they ended in."""

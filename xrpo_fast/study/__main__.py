@@ -24,7 +24,13 @@ from xrpo_fast.study.runner import run_all
 from xrpo_fast.study.state import states_of
 from xrpo_fast.study.study_file import load_study
 from xrpo_fast.study.tables import overview
-from xrpo_fast.train import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNUSABLE, StopOnSignal
+from xrpo_fast.train import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_UNUSABLE,
+    StopOnSignal,
+    run_and_exit,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,14 +85,5 @@ def _report(study: Study, title: str, console: Console) -> None:
         console.print(f"saved {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def run_and_exit() -> None:
-    try:
-        code = main()
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    sys.stdout.flush()
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    run_and_exit()
+    run_and_exit(main)
