@@ -242,7 +242,10 @@ def test_evaluating_a_config_leaves_the_name_of_its_run_free(tmp_path):
         (["--eval.sampels", "3"], "did you mean eval.samples?"),
         (["extra"], "command line: expected --section.key value, got 'extra'"),
         (["--model", str(CONFIG.parent)], "model.path: expected a Hugging Face model"),
-        (["--data", "nothing.jsonl"], "expected a file, found none at 'nothing.jsonl'"),
+        (
+            ["--data", "nothing.jsonl"],
+            "data.eval.nothing: expected a file, found none at 'nothing.jsonl'",
+        ),
         (["--reward.functions", '["maths"]'], "reward.functions: expected one of math, code"),
         (["--reward.functions", '["math"]'], "reward.workers: expected >= 1 for ['math']"),
         (["--data.train", "x.jsonl"], "data.eval: expected at least one held-out set, got none"),

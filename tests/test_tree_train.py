@@ -67,7 +67,7 @@ def test_vllm_generates_fewer_tokens_for_as_many_rollouts(
     for alone, trees in zip(runs["dapo"][1:], runs["treepo"][1:], strict=True):
         assert alone["planner/rollouts"] == trees["planner/rollouts"] == 56
         assert alone["tokens/shared_frac"] == 0
-        assert trees["tokens/shared_frac"] > 0.02
+        assert trees["tokens/shared_frac"] > 0.05
         assert trees["mismatch/logprob_abs_max"] < 1e-4
         assert trees["updates"] > 0
     generated = {
