@@ -40,8 +40,7 @@ class ArmResult:
     """By seed, ascending as in the study file."""
     final: dict[str, Estimate]
     costs: dict[str, dict[str, MeanCost]]
-    """unit -> target -> cost."""
-    """Of arms whose seconds are not comparable with the reference's, all but seconds."""
+    """unit -> target -> cost; no seconds where they do not compare with the reference's."""
     mechanisms: dict[str, Estimate]
     differences: dict[str, Estimate] = field(default_factory=dict)
     """This arm's final numbers minus the reference's, paired; empty for the reference."""
