@@ -40,14 +40,17 @@ class GivenLengths:
 
     is_streaming = True
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, stretch: int = 1) -> None:
         self.engine = engine
+        self.stretch = stretch
         self.num_slots = engine.num_slots
         self.requests: dict[int, Request] = {}
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.requests.update({request.id: request for request in requests})
-        self.engine.submit([replace(r, max_tokens=response_tokens(r)) for r in requests])
+        self.engine.submit(
+            [replace(r, max_tokens=self.stretch * response_tokens(r)) for r in requests]
+        )
 
     def step(self) -> list[Completion]:
         return [replace(c, request=self.requests[c.request.id]) for c in self.engine.step()]
@@ -189,7 +192,7 @@ def test_vllm_on_the_cpu(benchmark, tmp_path: Path, require) -> None:
 
     engine = VllmEngine(
         str(make_tiny_model(tmp_path / "model", "llama")),
-        Sampling(temperature=1.0, eos_token_ids=frozenset({1})),
+        Sampling(temperature=1.0, eos_token_ids=frozenset()),
         max_slots=NUM_SLOTS,
         max_model_len=MAX_TOKENS + 16,
         dtype=torch.float32,

@@ -58,6 +58,7 @@ class ScriptedVerifier:
     pass_rates: Sequence[float]
     delay: int = 0
     polls: int = 0
+    waits: int = 0
     pending: list[tuple[int, int, Verdict]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -71,6 +72,7 @@ class ScriptedVerifier:
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[int, Verdict]]:
         self.polls += 1
+        self.waits += timeout_s > 0
         ready = [(key, verdict) for due, key, verdict in self.pending if due < self.polls]
         self.pending = [item for item in self.pending if item[0] >= self.polls]
         return ready
@@ -91,6 +93,7 @@ def collect(
     seeder=None,
     pass_rates: Sequence[float] | None = None,
     lengths: dict[int, int] | None = None,
+    max_response_tokens: int = 32,
 ) -> tuple[list[Rollout], ScriptedEngine, ScriptedVerifier]:
     prompts = make_prompts(num_prompts)
     planner = RolloutPlanner(
@@ -108,7 +111,7 @@ def collect(
         decode=lambda ids: " ".join(map(str, ids)),
         seeder=seeder,
         seed=0,
-        max_response_tokens=32,
+        max_response_tokens=max_response_tokens,
         clock=Clock(),
     )
     planner.begin_step([prompt.id for prompt in prompts], 1)
@@ -138,6 +141,20 @@ def test_streaming_does_not_depend_on_when_verdicts_arrive() -> None:
     for other, other_steps in plans[1:]:
         assert [c.request for c in other] == [c.request for c in first]
         assert other_steps == steps
+
+
+def test_streaming_waits_for_no_verdict_within_the_lag() -> None:
+    waits = {}
+    for lag, limit in ((8, 32), (32, 2048)):
+        _, _, verifier = collect(
+            allocation="streaming",
+            delay=20,
+            lengths=dict.fromkeys(range(6), 100),
+            max_response_tokens=limit,
+        )
+        waits[lag] = verifier.waits
+    # What finishes last has nothing to hide under.
+    assert waits[32] <= 20 < waits[8]
 
 
 def test_streaming_has_no_barriers() -> None:

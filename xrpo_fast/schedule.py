@@ -18,9 +18,11 @@ from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.rewards import Verifier
 from xrpo_fast.types import Completion, Engine, Exemplar, Prompt, Request, Rollout, Verdict
 
-COMMIT_LAG_STEPS = 8
-"""Engine steps between the end of a rollout and the planner's knowledge of its reward: about
-200 ms at the step time of a small GPU model, more than a math verification takes."""
+MIN_COMMIT_LAG_STEPS = 8
+COMMIT_LAG_FRAC = 1 / 64
+"""Engine steps between the end of a rollout and the planner's knowledge of its reward, as a share
+of the longest response: 8192 tokens give 128 steps, 3 s at the step time of a small GPU model, more
+than most verifications take. A prompt's extra rollouts wait as long, so it is a small share."""
 
 POLL_TIMEOUT_S = 0.05
 
@@ -117,6 +119,7 @@ class Collector:
             run.round_index += 1
 
     def _run_streaming(self, run: _Step) -> None:
+        lag = max(MIN_COMMIT_LAG_STEPS, int(COMMIT_LAG_FRAC * self.max_response_tokens))
         due: deque[tuple[int, int]] = deque()
         tick = 0
         while True:
@@ -128,7 +131,7 @@ class Collector:
                 return
             finished = self._advance(run) if run.num_running else []
             tick += 1
-            due.extend((tick + COMMIT_LAG_STEPS, request_id) for request_id in finished)
+            due.extend((tick + lag, request_id) for request_id in finished)
             # With nothing running there is nothing to hide the lag under.
             while due and (due[0][0] <= tick or run.num_running == 0):
                 _, request_id = due.popleft()
