@@ -56,6 +56,7 @@ def make_rollout() -> Callable[..., Rollout]:
         return Rollout(
             prompt=prompt,
             completion=completion,
+            text=" ".join(map(str, token_ids)),
             verdict=Verdict(reward=reward, **fields),  # pyright: ignore[reportArgumentType]
             round_index=round_index,
         )

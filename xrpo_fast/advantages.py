@@ -66,8 +66,8 @@ def shape_advantages(
         torch.from_numpy(rewards),
         scores=torch.from_numpy(scores),
         cu_groups=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)])),
-        correct=torch.tensor([rollout.verdict.solved for rollout in rollouts], dtype=torch.bool),
-        exclude_from_novelty=torch.tensor([r.is_seeded for r in rollouts], dtype=torch.bool),
+        correct=torch.from_numpy(np.array([r.verdict.solved for r in rollouts])),
+        exclude_from_novelty=torch.from_numpy(np.array([r.is_seeded for r in rollouts])),
         novelty_weight=novelty.weight if novelty.enabled else 0.0,
         novelty_clip=novelty.clip,
         scale=loss.scale,
@@ -137,11 +137,11 @@ def sequence_scores(
         else rollout.completion.logprobs
         for row, rollout in zip(rows, rollouts, strict=True)
     ]
-    ends = np.cumsum([len(piece) for piece in logprobs])
-    sums = np.concatenate([[0.0], np.cumsum(np.concatenate(logprobs), dtype=np.float64)])[ends]
-    lengths = np.diff(ends, prepend=0)
+    lengths = np.array([len(piece) for piece in logprobs])
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    sums = np.bincount(row, weights=np.concatenate(logprobs), minlength=len(lengths))
     with np.errstate(invalid="ignore"):
-        scores = (np.diff(sums, prepend=0.0) / lengths).astype(np.float32)
+        scores = (sums / lengths).astype(np.float32)
     if novelty.normalise == "length_residual":
         fitted = np.array([not r.is_seeded for r in rollouts]) & np.isfinite(scores)
         scores = length_residuals(scores, lengths, fitted)
@@ -168,11 +168,11 @@ def fill_advantages(
 ) -> None:
     """Write advantages and row weights into the rows."""
     weights = row_weights([row.group for row in rows], advantages, loss.group_weight)
-    for i, (row, rollout) in enumerate(zip(rows, rollouts, strict=True)):
-        row.advantage = float(advantages[i])
-        row.token_weight = float(weights[i])
-        if is_left_out(rollout, loss) or np.isnan(rewards[i]):
-            row.token_weight = 0.0
+    weights = np.where(np.isnan(rewards), 0.0, weights).tolist()
+    columns = zip(rows, rollouts, advantages.tolist(), weights, strict=True)
+    for row, rollout, advantage, weight in columns:
+        row.advantage = advantage
+        row.token_weight = 0.0 if is_left_out(rollout, loss) else weight
         if rollout.is_seeded and not _trains(rollout, icl.train_prompt):
             row.advantage, row.is_trained = 0.0, False
 

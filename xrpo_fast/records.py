@@ -1,6 +1,6 @@
 """rollouts/step_N.parquet: one row per rollout, the input of replay and report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +42,6 @@ SCHEMA = pa.schema(
 """score: mean log-prob in nats; similarity: of the nearest exemplar; shared_tokens: those that an
 earlier leaf of the tree has too; texts: null where not kept."""
 
-Decode = Callable[[Sequence[int]], str]
-
 
 def write_rollouts(
     path: Path,
@@ -51,7 +49,6 @@ def write_rollouts(
     rollouts: Sequence[Rollout],
     shaped: XrpoAdvantages,
     *,
-    decode: Decode,
     num_texts: int,
 ) -> None:
     """Write one step's rollouts; only the first `num_texts`, spread evenly, with their text."""
@@ -86,10 +83,7 @@ def write_rollouts(
             "question": [
                 r.prompt.question if i in with_text else None for i, r in enumerate(rollouts)
             ],
-            "response": [
-                decode(r.completion.token_ids) if i in with_text else None
-                for i, r in enumerate(rollouts)
-            ],
+            "response": [r.text if i in with_text else None for i, r in enumerate(rollouts)],
         },
         schema=SCHEMA,
     )

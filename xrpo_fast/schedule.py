@@ -50,6 +50,7 @@ class _Step:
     round_index: int = 0
     num_running: int = 0
     completions: dict[int, Completion] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=dict)
     exemplars: dict[int, tuple[Exemplar, ...]] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Collector:
     """Rolls out one step's prompts and returns every rollout with its verdict.
 
     Args:
-        decode: token ids -> text, called only where the verifier needs text.
+        decode: token ids -> text, called once per completion.
         seeder: worked examples for a hopeless prompt; None turns seeding off.
     """
 
@@ -185,6 +186,7 @@ class Collector:
                 run.completions[request.id] = completion
                 run.finish_order.append(request.id)
                 text = self.decode(completion.token_ids)
+                run.texts[request.id] = text
                 self.verifier.submit(
                     request.id,
                     run.prompts[request.group],
@@ -217,6 +219,7 @@ class Collector:
             Rollout(
                 prompt=run.prompts[run.completions[i].request.group],
                 completion=run.completions[i],
+                text=run.texts[i],
                 verdict=run.verdicts[i],
                 exemplars=run.exemplars[i],
                 round_index=run.rounds[i],

@@ -128,7 +128,6 @@ class Session:
             step,
             result.rollouts,
             result.shaped,
-            decode=self.trainer.collector.decode,
             num_texts=self.config.log.rollout_text,
         )
 

@@ -164,7 +164,7 @@ class Trainer:
         """Successes into the corpus, after the update: a step never retrieves from itself."""
         if self.exemplars is None:
             return
-        # The corpus keeps one success per problem, so only one is decoded.
+        # The corpus keeps one success per problem.
         newest = {
             rollout.prompt.index: rollout
             for rollout in rollouts
@@ -173,7 +173,7 @@ class Trainer:
         self.exemplars.admit(
             Success(
                 prompt_index=index,
-                response=self.collector.decode(rollout.completion.token_ids),
+                response=rollout.text,
                 num_tokens=rollout.num_tokens,
                 step=step,
                 is_solved=rollout.verdict.solved,

@@ -31,7 +31,8 @@ class _Step:
     trees: list[Tree]
     num_running: int = 0
     finish_order: list[int] = field(default_factory=list)
-    """Ids of the requests that ended a path; they name its verdict too."""
+    """Ids of the requests that ended a path; they name its text and verdict too."""
+    texts: dict[int, str] = field(default_factory=dict)
     verdicts: dict[int, Verdict] = field(default_factory=dict)
 
 
@@ -130,6 +131,7 @@ class TreeCollector:
         if is_full or is_repetitive(text):
             segment.is_last = True
             run.finish_order.append(request.id)
+            run.texts[request.id] = text
             is_truncated = completion.finish_reason == "length"
             self.verifier.submit(request.id, prompt, text, token_ids, is_truncated)
 
@@ -157,6 +159,7 @@ class TreeCollector:
                     Rollout(
                         prompt=prompt,
                         completion=completion,
+                        text=run.texts[request.id],
                         verdict=run.verdicts[request.id],
                         finish_order=order[request.id],
                         ancestors=tuple(path[:-1]),

@@ -137,6 +137,8 @@ class Rollout:
 
     prompt: Prompt
     completion: Completion
+    text: str
+    """The completion's tokens, decoded once: what the verifier saw."""
     verdict: Verdict
     exemplars: tuple[Exemplar, ...] = ()
     """The worked examples it saw, where it was seeded."""
