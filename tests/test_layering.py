@@ -30,6 +30,7 @@ STAGES = {
     "layouts": "sources",
     "templates": "types config",
     "data": "types layouts sources templates",
+    "prompt_sampler": "",
     "planner": "_native",
     "branching": "types config",
     "exemplars": "types",
@@ -55,7 +56,7 @@ EVERY_STAGE = " ".join([*SHARED, *STAGES])
 ROOTS = {
     "schedule": "types metrics planner rewards",
     "tree": "types config branching metrics planner rewards schedule",
-    "seeding": "types data exemplars templates schedule",
+    "seeding": "types exemplars prompt_sampler templates schedule",
     "update": "types config metrics batching objectives policy",
     "trainer": f"{EVERY_STAGE} schedule tree seeding update",
     "evaluator": "types estimators rewards schedule",

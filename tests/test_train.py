@@ -17,8 +17,8 @@ import torch
 from tests.small_run import CONFIG, make_tiny_model, small_arguments
 from xrpo_fast.checkpoint import save_checkpoint
 from xrpo_fast.config_file import make_config
-from xrpo_fast.data import PromptSampler
 from xrpo_fast.metrics import read_metrics
+from xrpo_fast.prompt_sampler import PromptSampler
 from xrpo_fast.train import main
 from xrpo_fast.trainer import Trainer
 

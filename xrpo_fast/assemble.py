@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from xrpo_fast.config import Config, ConfigError
-from xrpo_fast.data import PromptSampler, PromptSet
+from xrpo_fast.data import PromptSet
 from xrpo_fast.evaluator import Evaluator, MathEquivalence
 from xrpo_fast.exemplars import ExemplarStore, PromptStates
 from xrpo_fast.inputs import (
@@ -28,6 +28,7 @@ from xrpo_fast.inputs import (
 from xrpo_fast.metrics import Clock, DeviceSums
 from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.policy import ModelError, Policy, load_policy, model_path
+from xrpo_fast.prompt_sampler import PromptSampler
 from xrpo_fast.rewards import Verifier
 from xrpo_fast.rollouts import choose_engine, make_engine
 from xrpo_fast.schedule import Collector

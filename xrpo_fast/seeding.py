@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from xrpo_fast.data import PromptSampler
 from xrpo_fast.exemplars import ExemplarStore, PromptStates
+from xrpo_fast.prompt_sampler import PromptSampler
 from xrpo_fast.schedule import SeededPrompt
 from xrpo_fast.templates import PromptTemplate, cut_exemplar
 from xrpo_fast.types import Exemplar, Prompt

@@ -15,13 +15,14 @@ import torch
 from xrpo_fast.advantages import fill_advantages, make_rows, shape_advantages, step_rewards
 from xrpo_fast.batching import cut_groups, cut_mini_batches
 from xrpo_fast.config import Config
-from xrpo_fast.data import PromptSampler, PromptSet
+from xrpo_fast.data import PromptSet
 from xrpo_fast.doctor import check_agreement, check_finite
 from xrpo_fast.exemplars import ExemplarStore, PromptStates, Success
 from xrpo_fast.metrics import Clock, memory_metrics
 from xrpo_fast.ops import XrpoAdvantages
 from xrpo_fast.planner import RolloutPlanner
 from xrpo_fast.policy import Policy
+from xrpo_fast.prompt_sampler import PromptSampler
 from xrpo_fast.schedule import Collector
 from xrpo_fast.seeding import PromptSeeder
 from xrpo_fast.step_metrics import has_signal, novelty_metrics, rollout_metrics
