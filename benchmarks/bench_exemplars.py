@@ -95,21 +95,13 @@ def test_embed(benchmark, prompts):
 def store(prompts):
     """Half of the problems have a success of step 1."""
     store = ExemplarStore(prompts, [])
-    assert store.admit(successes(prompts, step=1)) == len(prompts) // 2
+    assert store.admit(successes(prompts), step=1) == len(prompts) // 2
     return store
 
 
-def successes(prompts, step):
+def successes(prompts):
     return [
-        Success(
-            prompt_index=i,
-            response="x" * 400,
-            num_tokens=100,
-            step=step,
-            is_solved=True,
-            is_truncated=False,
-            is_seeded=False,
-        )
+        Success(prompt_index=i, response="x" * 400, num_tokens=100)
         for i in range(0, len(prompts), 2)
     ]
 
@@ -149,7 +141,7 @@ def test_admit_a_step(benchmark, store, prompts):
     steps = iter(range(2, 200))
 
     def setup():
-        return (successes(prompts[:512], next(steps)),), {}
+        return (successes(prompts[:512]), next(steps)), {}
 
     benchmark.pedantic(store.admit, setup=setup, rounds=20, warmup_rounds=2)
     benchmark.extra_info["us_per_success"] = benchmark.stats["median"] / 256 * 1e6

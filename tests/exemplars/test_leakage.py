@@ -23,15 +23,7 @@ def make(questions, prefix):
 
 
 def success(prompt_index, response="so it is 13"):
-    return Success(
-        prompt_index=prompt_index,
-        response=response,
-        num_tokens=5,
-        step=1,
-        is_solved=True,
-        is_truncated=False,
-        is_seeded=False,
-    )
+    return Success(prompt_index=prompt_index, response=response, num_tokens=5)
 
 
 def problems(num_problems, seed=0):
@@ -69,7 +61,7 @@ def test_planted_near_duplicates_are_never_retrieved():
     random.Random(3).shuffle(questions)
     train, leaked = make(questions, "train"), set(planted)
     store = ExemplarStore(train, make(evaluation, "eval"), min_similarity=0.1, max_similarity=None)
-    num_admitted = store.admit(success(i) for i in range(len(train)))
+    num_admitted = store.admit((success(i) for i in range(len(train))), step=1)
     report = store.leakage_report()
     assert report["num_blocked_prompts"] >= len(planted)
     assert report["refused_at_admission"] == report["num_blocked_prompts"]
@@ -87,7 +79,7 @@ def test_entry_of_a_checkpoint_that_a_new_evaluation_set_blocks():
     train = make(["?ka:77", "?ka:12", "?ka:54"], "train")
     options = {"embedder": "codes", "kind": "generated", "max_similarity": None}
     before = ExemplarStore(train, [], **options)
-    before.admit([success(1), success(2)])
+    before.admit([success(1), success(2)], step=1)
     after = ExemplarStore(train, make(["?ka:12"], "eval"), **options)
     after.load_state_dict(before.state_dict())
     assert [e.prompt_id for e in after.retrieve(0, 2)] == ["train-2"]
@@ -118,7 +110,7 @@ def test_generated_tasks_are_blocked_by_id_and_text_only():
     options = {"embedder": "codes", "kind": "generated", "max_similarity": None}
     assert reasons(train, evaluation, **options) == {"train-1": "text"}
     store = ExemplarStore(make(train, "train"), evaluation, **options)
-    assert store.admit(success(i) for i in range(3)) == 2
+    assert store.admit((success(i) for i in range(3)), step=1) == 2
     assert store.leakage_report()["largest_similarity"] == pytest.approx(1.0, abs=1e-6)
 
 
@@ -141,7 +133,7 @@ def test_response_that_quotes_an_evaluation_problem():
     train = make(["How many sheep are in the barn?", "How many sheep are in the pen?"], "train")
     store = ExemplarStore(train, make([EVAL], "eval"))
     quoted = "This reminds me: " + " ".join(EVAL.split()[:14])
-    assert store.admit([success(0, quoted), success(1)]) == 1
+    assert store.admit([success(0, quoted), success(1)], step=1) == 1
     assert store.stats()["refused/quotes_evaluation"] == 1
     assert store.leakage_report()["refused_at_admission"] == 1
 

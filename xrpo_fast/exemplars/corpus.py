@@ -8,18 +8,12 @@ from typing import Any
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Success:
-    """A rollout put forward for the corpus."""
+    """A solved, finished and unseeded rollout, put forward for the corpus."""
 
     prompt_index: int
     response: str
-    """Decoded without special tokens."""
+    """The text that the verifier saw."""
     num_tokens: int
-    step: int
-    """Training step that produced it."""
-    is_solved: bool
-    """Full reward."""
-    is_truncated: bool
-    is_seeded: bool
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -65,27 +59,18 @@ class Corpus:
 
     def refusal(self, success: Success) -> str | None:
         """Why a success may not enter, or None."""
-        if not success.is_solved:
-            return "not_solved"
-        if success.is_truncated:
-            return "truncated"
-        if success.is_seeded:
-            return "seeded"
-        present = self._entries.get(success.prompt_index)
-        if present is not None and present.step > success.step:
-            return "older"
         if len(success.response.encode("utf-8", "surrogatepass")) > self._max_bytes:
             return "too_large"
         return None
 
-    def add(self, success: Success) -> None:
-        """Takes an unrefused success in; the entry of the same problem leaves."""
+    def add(self, success: Success, step: int) -> None:
+        """Takes an unrefused success of a step in; the entry of the same problem leaves."""
         self._remove(success.prompt_index, "replaced")
         entry = Entry(
             prompt_index=success.prompt_index,
             response=success.response,
             num_tokens=success.num_tokens,
-            step=success.step,
+            step=step,
         )
         self._entries[entry.prompt_index] = entry
         self.num_bytes += entry.num_bytes

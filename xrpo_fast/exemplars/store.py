@@ -97,22 +97,22 @@ class ExemplarStore:
             for query in range(len(prompts))
         ]
 
-    def admit(self, successes: Iterable[Success]) -> int:
-        """Takes in what may enter, after the update of the step; returns how many did.
+    def admit(self, successes: Iterable[Success], step: int) -> int:
+        """Takes in what may enter, after the update of the step, and drops what is too old for the
+        next; returns how many entered.
 
-        Refused, and counted by reason: not solved, truncated, seeded, blocked (leakage), older
-        than the entry of the same problem, larger than the whole corpus may be.
+        A newer success of a problem takes the place of the older. Refused, and counted by reason:
+        blocked, quotes_evaluation (leakage), too_large (for the whole corpus).
         """
-        num_admitted, newest_step = 0, 0
+        num_admitted = 0
         for success in successes:
-            newest_step = max(newest_step, success.step)
             reason = self._refusal(success)
             if reason is None:
-                self._corpus.add(success)
+                self._corpus.add(success, step)
                 num_admitted += 1
             else:
                 self._refused[reason] += 1
-        self._corpus.trim(newest_step)
+        self._corpus.trim(step)
         return num_admitted
 
     def stats(self) -> dict[str, float]:
