@@ -338,6 +338,11 @@ void bind(py::module_& m) {
         .def("next_prompts", &next_prompts)
         .def("observe", &observe)
         .def("observe_one", &observe_one)
+        .def("base_of",
+             [](const RolloutPlanner& self, std::size_t q) {
+                 if (q >= self.num_prompts()) throw py::index_error("prompt: out of range");
+                 return self.base_of(q);
+             })
         .def("is_waiting", &RolloutPlanner::is_waiting)
         .def("is_done", &RolloutPlanner::is_done)
         .def("is_streaming_step",

@@ -182,6 +182,9 @@ def test_history_needs_one_base_rollout_where_the_prior_is_sharp():
     planner.priors = {"known": (0.5, 8.5), "vague": (1.0, 7.0)}
     planner.begin_step(["new", "known", "vague"], step=4)
     assert planner.plan_round().tolist() == [4, 1, 4]
+    assert [planner.base_of(prompt) for prompt in range(3)] == [4, 1, 4]
+    with pytest.raises(IndexError, match="prompt: out of range"):
+        planner.base_of(3)
 
 
 @pytest.mark.parametrize("std", ["sample", "pooled"])

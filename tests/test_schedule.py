@@ -94,6 +94,7 @@ def collect(
     pass_rates: Sequence[float] | None = None,
     lengths: dict[int, int] | None = None,
     max_response_tokens: int = 32,
+    priors: dict[str, tuple[float, float]] | None = None,
 ) -> tuple[list[Rollout], ScriptedEngine, ScriptedVerifier]:
     prompts = make_prompts(num_prompts)
     planner = RolloutPlanner(
@@ -101,7 +102,9 @@ def collect(
         total_rollouts=total,
         base_rollouts=total // num_prompts // 2,
         allocation=allocation,  # pyright: ignore[reportArgumentType]
+        history=priors is not None,
     )
+    planner.priors = priors or {}
     engine = ScriptedEngine(lengths or {})
     verifier = ScriptedVerifier(pass_rates or [i / num_prompts for i in range(num_prompts)], delay)
     collector = Collector(
@@ -196,6 +199,23 @@ def test_only_hopeless_prompts_are_seeded_and_only_after_the_base() -> None:
     assert all(r.completion.request.prompt_ids[:2] == (9, 9) for r in seeded)
     assert all(r.exemplars == (exemplar,) for r in seeded)
     assert all(r.is_seeded for r in rollouts if r.prompt.index < 3 and r.round_index > 0)
+
+
+def test_a_prompt_of_one_base_rollout_is_seeded_from_the_second_on() -> None:
+    exemplar = Exemplar(prompt_id="x", question="q", response="r", num_tokens=1, step=0)
+    rollouts, _, _ = collect(
+        2,
+        16,
+        "streaming",
+        seeder=lambda prompt, step: ((9, *prompt.token_ids), (exemplar,)),
+        pass_rates=[0, 0],
+        priors={"p0": (3.0, 9.0), "p1": (0.5, 0.5)},
+    )
+    base = {0: 1, 1: 4}
+    for rollout in rollouts:
+        is_extra = rollout.completion.request.sample_index >= base[rollout.prompt.index]
+        assert rollout.is_seeded == is_extra
+        assert rollout.round_index == is_extra
 
 
 def test_no_suitable_exemplar_leaves_the_prompt_as_it_is() -> None:

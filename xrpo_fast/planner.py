@@ -263,6 +263,11 @@ class RolloutPlanner:
             )
         return self._core.next_prompts(k)
 
+    def base_of(self, prompt: int) -> int:
+        """Rollouts that a prompt of the step gets before any statistic: 1 where its history tells
+        enough, else base_rollouts."""
+        return self._core.base_of(prompt)
+
     @property
     def is_waiting(self) -> bool:
         """The last `next_prompt` had budget but nobody to give it to; observe more."""

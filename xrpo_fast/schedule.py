@@ -149,7 +149,7 @@ class Collector:
         sample_index = run.next_sample[group]
         run.next_sample[group] += 1
         prompt_ids, exemplars = prompt.token_ids, ()
-        is_extra = sample_index >= self.planner.base_rollouts
+        is_extra = sample_index >= self.planner.base_of(group)
         is_hopeless = run.num_finished[group] > 0 and run.num_solved[group] == 0
         if self.seeder is not None and is_hopeless and (is_extra or not self._is_streaming):
             with self.clock("retrieve"):
