@@ -65,7 +65,7 @@ ROOTS = {
     "dry_run": "config inputs policy metrics assemble",
     "session": f"{EVERY_STAGE} trainer assemble evaluator [report]",
     "train": f"{EVERY_STAGE} [dry_run] [assemble] [session]",
-    "eval_store": "types config evaluator",
+    "eval_store": "types config files evaluator",
     "eval_parts": f"{EVERY_STAGE} assemble inputs evaluator eval_store",
     "eval_report": "types config metrics estimators evaluator eval_store",
     "evaluate": f"{EVERY_STAGE} evaluator train [eval_store] [eval_parts] [eval_report]",

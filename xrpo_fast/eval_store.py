@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from xrpo_fast.config import ConfigError
 from xrpo_fast.evaluator import Sample
+from xrpo_fast.files import replacing
 from xrpo_fast.types import Prompt, Verdict
 
 RESULT = "result.json"
@@ -99,10 +100,8 @@ class SampleFile:
             },
             schema=SCHEMA.with_metadata({"fingerprint": self.fingerprint}),
         )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_suffix(".tmp")
-        pq.write_table(table, temporary)
-        temporary.replace(self.path)
+        with replacing(self.path) as temporary:
+            pq.write_table(table, temporary)
 
 
 def read_samples(path: Path) -> tuple[list[Sample], str]:
@@ -144,9 +143,9 @@ def _text(answer: Any) -> str:
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
     path = folder / RESULT
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    text = json.dumps(result, indent=2, ensure_ascii=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 

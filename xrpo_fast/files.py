@@ -4,6 +4,7 @@ disk that name the file.
 
 import fcntl
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,20 @@ def writing(path: Path) -> Iterator[None]:
             f"run.output_dir: expected to write {path}, got {error}; free space, or move the run's "
             "folder and set run.output_dir to where it lies"
         ) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write the file that this yields; it then takes the place of `path` in one move, so that a
+    killed process leaves the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

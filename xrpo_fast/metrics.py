@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xrpo_fast.files import writing
+from xrpo_fast.files import replacing, writing
 
 PHASES = (
     "plan",
@@ -177,10 +177,8 @@ def truncate_metrics(path: Path, last_step: int) -> None:
     if not path.exists():
         return
     kept = [row for row in read_metrics(path) if row["step"] <= last_step]
-    temporary = path.with_suffix(".jsonl.tmp")
-    with writing(path):
+    with writing(path), replacing(path) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        temporary.replace(path)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -238,9 +236,8 @@ def _wandb_id(run_dir: Path) -> str:
     """The run's own id, kept in its folder for --resume: names repeat from study to study."""
     path = run_dir / "wandb_id.txt"
     if not path.exists():
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(uuid.uuid4().hex, encoding="utf-8")
-        temporary.replace(path)
+        with writing(path), replacing(path) as temporary:
+            temporary.write_text(uuid.uuid4().hex, encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from xrpo_fast.files import writing
+from xrpo_fast.files import replacing, writing
 from xrpo_fast.ops import XrpoAdvantages
 from xrpo_fast.types import Rollout
 
@@ -87,8 +87,5 @@ def write_rollouts(
         },
         schema=SCHEMA,
     )
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+    with writing(path), replacing(path) as temporary:
         pq.write_table(table, temporary)
-        temporary.replace(path)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import dump_config, load_config
-from xrpo_fast.files import LOCK, check_can_write, held
+from xrpo_fast.files import LOCK, check_can_write, held, replacing
 
 MAY_CHANGE_ON_RESUME = {
     "run.steps",
@@ -27,7 +27,9 @@ MAY_CHANGE_ON_RESUME = {
     "model.compute_dtype",
     "reward.timeout_s",
     "reward.workers",
+    "reward.max_error_frac",
     "rollout.gpu_memory_fraction",
+    "rollout.max_concurrent",
 }
 """Keys whose value does not change what is trained, or that must change for a longer run or after
 one that diverged."""
@@ -62,6 +64,13 @@ class RunDir:
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step}.parquet"
+
+    def drop_rollouts_after(self, step: int) -> None:
+        """Remove those of steps that a resumed run takes again."""
+        for path in (self.path / "rollouts").glob("step_*.parquet"):
+            number = path.stem.removeprefix("step_")
+            if number.isdigit() and int(number) > step:
+                path.unlink()
 
 
 def check_run_dir(config: Config, *, resume: bool, overwrite: bool) -> RunDir:
@@ -109,9 +118,8 @@ def make_run_dir(run: RunDir, config: Config, *, overwrite: bool) -> None:
     try:
         if overwrite:
             _remove_all_but_lock(run.path)
-        temporary = run.config.with_suffix(".tmp")
-        temporary.write_text(dump_config(config))
-        temporary.replace(run.config)
+        with replacing(run.config) as temporary:
+            temporary.write_text(dump_config(config))
     except OSError as error:
         raise ConfigError(f"run.output_dir: expected a writable folder, got {error}") from None
 

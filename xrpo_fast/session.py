@@ -20,7 +20,7 @@ from xrpo_fast.display import (
     time_table,
 )
 from xrpo_fast.doctor import first_step_findings
-from xrpo_fast.files import writing
+from xrpo_fast.files import replacing, writing
 from xrpo_fast.metrics import MetricsWriter, make_trackers, read_metrics, truncate_metrics
 from xrpo_fast.records import write_rollouts
 from xrpo_fast.run_dir import RunDir
@@ -48,6 +48,7 @@ class Session:
             self.trainer.load_state_dict(state)
             self.trainer.updater.load_state_dict(optimizer)
             truncate_metrics(run.metrics, self.trainer.steps_done)
+            run.drop_rollouts_after(self.trainer.steps_done)
         trackers = make_trackers(config.log.trackers, run.path, config.run.name)
         self.writer = MetricsWriter(run.metrics, trackers)
 
@@ -173,10 +174,8 @@ class Session:
             "suspect_prompts": [trainer.prompts[index].id for index in suspects],
         }
         path = self.run_dir.path / "exemplars.json"
-        temporary = path.with_suffix(".tmp")
-        with writing(path):
+        with writing(path), replacing(path) as temporary:
             temporary.write_text(json.dumps(found, indent=1))
-            temporary.replace(path)
 
     def _report(self) -> None:
         from xrpo_fast.report import write_report

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import xrpo_fast
+from xrpo_fast.files import replacing
 from xrpo_fast.study.plan import Study
 from xrpo_fast.study.results import Results
 from xrpo_fast.study.tables import to_markdown
@@ -89,6 +90,5 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f"{path.suffix}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
