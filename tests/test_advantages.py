@@ -221,17 +221,23 @@ def test_length_residuals_without_a_trend_to_fit(lengths):
 def test_row_weights_by_hand():
     groups = [0, 0, 0, 0, 1, 1, 2, 2, 2]
     advantages = np.array([1.5, -0.5, -0.5, -0.5, 0, 0, 0.6, 0.6, -1.2])
-    np.testing.assert_array_equal(row_weights(groups, advantages, "rollout"), np.ones(9))
-    np.testing.assert_allclose(
-        row_weights(groups, advantages, "prompt"), [3 / 4] * 4 + [3 / 2] * 2 + [1.0] * 3
-    )
-    np.testing.assert_array_equal(
-        row_weights(groups, advantages, "effective"), [1] * 4 + [0] * 2 + [1] * 3
-    )
+    for group_weight, expected in {
+        "rollout": [1.0] * 9,
+        "prompt": [3 / 4] * 4 + [3 / 2] * 2 + [1.0] * 3,
+        "effective": [1.0] * 4 + [0.0] * 2 + [1.0] * 3,
+    }.items():
+        weights = row_weights(groups, advantages, np.full(9, True), group_weight)
+        np.testing.assert_allclose(weights, expected)
 
 
 def test_prompt_weights_sum_to_the_rows_and_give_each_prompt_the_same():
     groups = np.repeat(np.arange(5), [1, 7, 2, 4, 2])
-    weights = row_weights(groups, np.ones(16), "prompt")
+    weights = row_weights(groups, np.ones(16), np.full(16, True), "prompt")
     assert weights.sum() == pytest.approx(16)
     np.testing.assert_allclose(np.bincount(groups, weights), np.full(5, 16 / 5))
+    # Rows that do not count take no weight from the others of their prompt.
+    is_counted = np.full(16, True)
+    is_counted[[0, 1, 2, 8]] = False
+    weights = row_weights(groups, np.ones(16), is_counted, "prompt")
+    np.testing.assert_allclose(np.bincount(groups, weights), [0, 3, 3, 3, 3])
+    assert not weights[~is_counted].any()

@@ -36,6 +36,19 @@ def test_the_epoch_is_that_of_the_next_prompt():
     assert epochs == [0, 1, 1, 2]
 
 
+def test_a_prompt_keeps_the_epoch_of_its_draw():
+    sampler = PromptSampler(10, seed=0)
+    take(sampler, 4, 4)
+    batch = sampler.next_batch(4)
+    assert [sampler.epoch_of(index) for index in batch] == [0, 0, 1, 1]
+    assert sampler.epoch == 1
+    sampler.give_back(batch[:2])
+    resumed = PromptSampler(10, seed=99)
+    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert resumed.next_batch(3)[:2] == batch[:2]
+    assert [resumed.epoch_of(index) for index in batch[:2]] == [0, 0]
+
+
 def test_it_takes_back_what_was_not_used():
     sampler, plain = PromptSampler(5, seed=1), PromptSampler(5, seed=1)
     order = plain.next_batch(5)

@@ -9,6 +9,10 @@ from xrpo_fast.step_metrics import gini, has_signal, novelty_metrics, rollout_me
 from xrpo_fast.types import TrainingRow
 
 
+def measured(rollouts):
+    return rollout_metrics(rollouts, np.array([r.verdict.reward for r in rollouts]))
+
+
 @pytest.fixture
 def step(make_rollout):
     """Four prompts: mixed; all right; hopeless then flipped by a seeded one; hopeless and stays."""
@@ -31,7 +35,7 @@ def step(make_rollout):
 
 
 def test_rewards_groups_and_completions(step):
-    values = rollout_metrics(step)
+    values = measured(step)
     expected = {
         "reward/mean": 0.4,
         "reward/std": np.std([1, 0, 1, 1, 0, 0, 1, 0, 0, 0], ddof=1),
@@ -58,7 +62,7 @@ def test_rewards_groups_and_completions(step):
 
 
 def test_seeding_and_tiers(step):
-    values = rollout_metrics(step)
+    values = measured(step)
     expected = {
         "icl/hopeless_prompts": 2,
         "icl/flipped_prompts": 1,
@@ -75,7 +79,7 @@ def test_seeding_and_tiers(step):
 
 
 def test_unscored_rollouts_are_counted_and_left_out(make_rollout):
-    values = rollout_metrics(
+    values = measured(
         [
             make_rollout(0, 1.0),
             make_rollout(0, float("nan"), sample_index=1, error="timed out", parts={}),
@@ -89,8 +93,16 @@ def test_unscored_rollouts_are_counted_and_left_out(make_rollout):
     assert math.isnan(values["tokens/per_effective_group"])
 
 
+def test_groups_have_the_signal_that_the_advantages_saw(make_rollout):
+    rollouts = [make_rollout(0, 1.0, sample_index=i) for i in range(2)]
+    values = rollout_metrics(rollouts, np.array([1.0, 0.5]))  # the second was overlong
+    assert values["reward/mean"] == 1.0
+    assert values["groups/with_signal"] == 1
+    assert values["groups/zero_variance_frac"] == 0.0
+
+
 def test_a_step_of_unscored_rollouts_has_no_mean(make_rollout):
-    values = rollout_metrics([make_rollout(0, float("nan"), parts={}, error="died")])
+    values = measured([make_rollout(0, float("nan"), parts={}, error="died")])
     assert math.isnan(values["reward/mean"])
 
 

@@ -345,6 +345,6 @@ def test_shared_tokens_are_generated_and_counted_once() -> None:
     rollouts = collect(engine)
     generated = sum(len(c.token_ids) for c in engine.answers.values())
     total = sum(r.num_tokens for r in rollouts)
-    metrics = rollout_metrics(rollouts)
+    metrics = rollout_metrics(rollouts, np.array([r.verdict.reward for r in rollouts]))
     assert metrics["tokens/generated"] == generated < 0.9 * total
     assert metrics["tokens/shared_frac"] == pytest.approx(1 - generated / total)

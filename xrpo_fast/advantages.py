@@ -167,12 +167,12 @@ def fill_advantages(
     icl: IclConfig,
 ) -> None:
     """Write advantages and row weights into the rows."""
-    weights = row_weights([row.group for row in rows], advantages, loss.group_weight)
-    weights = np.where(np.isnan(rewards), 0.0, weights).tolist()
-    columns = zip(rows, rollouts, advantages.tolist(), weights, strict=True)
+    is_counted = ~(np.isnan(rewards) | np.array([is_left_out(r, loss) for r in rollouts]))
+    groups = [row.group for row in rows]
+    weights = row_weights(groups, advantages, is_counted, loss.group_weight)
+    columns = zip(rows, rollouts, advantages.tolist(), weights.tolist(), strict=True)
     for row, rollout, advantage, weight in columns:
-        row.advantage = advantage
-        row.token_weight = 0.0 if is_left_out(rollout, loss) else weight
+        row.advantage, row.token_weight = advantage, weight
         if rollout.is_seeded and not _trains(rollout, icl.train_prompt):
             row.advantage, row.is_trained = 0.0, False
 
@@ -189,14 +189,17 @@ def _trains(seeded: Rollout, train_prompt: str) -> bool:
     return train_prompt != "original_shaped" or seeded.verdict.solved
 
 
-def row_weights(groups: Sequence[int], advantages: np.ndarray, group_weight: str) -> np.ndarray:
-    """(S,) w: 1 | (S/P)/n_q | 1 for rows of groups with signal, else 0."""
+def row_weights(
+    groups: Sequence[int], advantages: np.ndarray, is_counted: np.ndarray, group_weight: str
+) -> np.ndarray:
+    """(S,) w: 1 | (S/P)/n_q | 1 for rows of groups with signal; S rows, P groups and n_q rows of a
+    group that count. 0 for rows that do not count: unscored, or left out as truncated."""
     index = np.asarray(groups)
+    weights = np.ones(len(index))
     if group_weight == "prompt":
-        counts = np.bincount(index)
-        num_groups = np.count_nonzero(counts)
-        return len(index) / num_groups / counts[index]
-    if group_weight == "effective":
-        has_signal = np.bincount(index, weights=advantages != 0) > 0
-        return has_signal[index].astype(np.float64)
-    return np.ones(len(index))
+        counts = np.bincount(index, weights=is_counted)
+        mean_count = is_counted.sum() / max(np.count_nonzero(counts), 1)
+        weights = mean_count / np.maximum(counts, 1)[index]
+    elif group_weight == "effective":
+        weights = (np.bincount(index, weights=advantages != 0) > 0)[index]
+    return np.where(is_counted, weights, 0.0)

@@ -23,7 +23,9 @@ class PromptSampler:
         self.epoch = 0
         """Epoch of the next prompt, from 0."""
         self._cursor = 0
-        self._postponed: list[int] = []
+        self._postponed: list[tuple[int, int]] = []
+        """(index, epoch)."""
+        self._epochs: dict[int, int] = {}
         self._order = self._shuffled(0)
 
     def next_batch(self, k: int) -> list[int]:
@@ -37,11 +39,13 @@ class PromptSampler:
                 f"k: expected 1..{self.num_prompts}, the number of prompts, got {k}; lower "
                 "rollout.prompts_per_step or use more data"
             )
-        batch: list[int] = []
-        waiting, self._postponed = self._postponed, []
-        for index in waiting:
-            is_due = len(batch) < k and index not in batch
-            (batch if is_due else self._postponed).append(index)
+        batch: dict[int, int] = {}
+        postponed: list[tuple[int, int]] = []
+        for index, epoch in self._postponed:
+            if len(batch) < k and index not in batch:
+                batch[index] = epoch
+            else:
+                postponed.append((index, epoch))
         while len(batch) < k:
             if self._cursor == self.num_prompts:
                 self.epoch += 1
@@ -49,12 +53,22 @@ class PromptSampler:
                 self._order = self._shuffled(self.epoch)
             index = self._order[self._cursor]
             self._cursor += 1
-            (self._postponed if index in batch else batch).append(index)
-        return batch
+            if index in batch:
+                postponed.append((index, self.epoch))
+            else:
+                batch[index] = self.epoch
+        self._postponed = postponed
+        self._epochs |= batch
+        return list(batch)
+
+    def epoch_of(self, index: int) -> int:
+        """Epoch that the last draw of a prompt counts in: a batch may end in a later one than it
+        began in."""
+        return self._epochs[index]
 
     def give_back(self, indices: Sequence[int]) -> None:
-        """Prompts of the last batch that were not used: they come first in the next one."""
-        self._postponed = [*indices, *self._postponed]
+        """Prompts drawn and not used: they come first in the next batch, in their own epoch."""
+        self._postponed = [*((i, self._epochs[i]) for i in indices), *self._postponed]
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the order, JSON-able."""
@@ -63,7 +77,7 @@ class PromptSampler:
             "seed": self.seed,
             "epoch": self.epoch,
             "cursor": self._cursor,
-            "postponed": list(self._postponed),
+            "postponed": [list(pair) for pair in self._postponed],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -80,7 +94,7 @@ class PromptSampler:
         self.seed = state["seed"]
         self.epoch = state["epoch"]
         self._cursor = state["cursor"]
-        self._postponed = list(state["postponed"])
+        self._postponed = [(index, epoch) for index, epoch in state["postponed"]]
         self._order = self._shuffled(self.epoch)
 
     def _shuffled(self, epoch: int) -> list[int]:

@@ -30,8 +30,7 @@ class PromptSeeder:
         self.max_prompt_tokens = max_prompt_tokens
         self._step = -1
         self._made: dict[int, SeededPrompt | None] = {}
-        self.num_shown = 0
-        self.num_cut = 0
+        self._num_shown = self._num_cut = self._num_skipped = 0
 
     def __call__(self, prompt: Prompt, step: int) -> SeededPrompt | None:
         if step != self._step:
@@ -41,31 +40,45 @@ class PromptSeeder:
         return self._made[prompt.index]
 
     def _seed(self, prompt: Prompt, step: int) -> SeededPrompt | None:
-        epoch = self.sampler.epoch
+        epoch = self.sampler.epoch_of(prompt.index)
         if self.states is not None and not self.states.should_seed(prompt.index, epoch):
             return None
-        fitted = [self._fit(exemplar) for exemplar in self.store.retrieve(prompt.index, step)]
-        exemplars = tuple(exemplar for exemplar in fitted if exemplar is not None)
-        while exemplars:
+        retrieved = self.store.retrieve(prompt.index, step)
+        fitted = [fit for exemplar in retrieved if (fit := self._fit(exemplar)) is not None]
+        seeded = None
+        while fitted and seeded is None:
+            exemplars = tuple(exemplar for exemplar, _ in fitted)
             prompt_ids = self.template.render_seeded(prompt, exemplars)
             if len(prompt_ids) <= self.max_prompt_tokens:
-                return prompt_ids, exemplars
-            exemplars = exemplars[:-1]
-        return None
+                seeded = prompt_ids, exemplars
+            else:
+                fitted.pop()
+        self._num_shown += len(fitted)
+        self._num_cut += sum(is_cut for _, is_cut in fitted)
+        self._num_skipped += len(retrieved) - len(fitted)
+        return seeded
 
-    def _fit(self, exemplar: Exemplar) -> Exemplar | None:
-        """The exemplar within max_exemplar_tokens, cut where it must be; None: skip it."""
-        if exemplar.num_tokens > self.max_exemplar_tokens:
-            tokenizer = self.template.tokenizer
-            ids = tokenizer(exemplar.response, add_special_tokens=False)["input_ids"]
-            cut = cut_exemplar(ids, self.max_exemplar_tokens)
-            if cut is None:
-                return None
-            exemplar = replace(exemplar, response=tokenizer.decode(cut[0]), num_tokens=len(cut[0]))
-            self.num_cut += cut[1]
-        self.num_shown += 1
-        return exemplar
+    def _fit(self, exemplar: Exemplar) -> tuple[Exemplar, bool] | None:
+        """The exemplar within max_exemplar_tokens, and whether it was cut; None: too long to cut
+        sensibly."""
+        if exemplar.num_tokens <= self.max_exemplar_tokens:
+            return exemplar, False
+        tokenizer = self.template.tokenizer
+        ids = tokenizer(exemplar.response, add_special_tokens=False)["input_ids"]
+        cut = cut_exemplar(ids, self.max_exemplar_tokens)
+        if cut is None:
+            return None
+        kept, is_cut = cut
+        return replace(exemplar, response=tokenizer.decode(kept), num_tokens=len(kept)), is_cut
 
-    def metrics(self) -> dict[str, float]:
-        """icl/cut_frac over the run."""
-        return {"icl/cut_frac": self.num_cut / self.num_shown if self.num_shown else 0.0}
+    def read_metrics(self) -> dict[str, float]:
+        """Exemplars since the last call: icl/shown, icl/cut_frac of them (head and tail only),
+        icl/skipped (retrieved, but too long for the prompt)."""
+        shown = self._num_shown
+        values = {
+            "icl/shown": shown,
+            "icl/cut_frac": self._num_cut / shown if shown else float("nan"),
+            "icl/skipped": self._num_skipped,
+        }
+        self._num_shown = self._num_cut = self._num_skipped = 0
+        return values

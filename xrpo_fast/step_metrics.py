@@ -8,8 +8,12 @@ import numpy as np
 from xrpo_fast.types import Rollout, TrainingRow
 
 
-def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """reward/*, groups/*, completions/*, tokens/*, planner/* and icl/* of one step."""
+def rollout_metrics(rollouts: Sequence[Rollout], step_rewards: np.ndarray) -> dict[str, float]:
+    """reward/*, groups/*, completions/*, tokens/*, planner/* and icl/* of one step.
+
+    Args:
+        step_rewards: (S,) what the advantages saw, any penalty included; reward/* are without it.
+    """
     rewards = np.array([rollout.verdict.reward for rollout in rollouts])
     lengths = np.array([rollout.num_tokens for rollout in rollouts])
     num_shared = sum(rollout.num_shared_tokens for rollout in rollouts)
@@ -35,23 +39,31 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for name in sorted({name for rollout in rollouts for name in rollout.verdict.parts}):
         parts = [r.verdict.parts[name] for r in rollouts if name in r.verdict.parts]
         values[f"reward/{name}/mean"] = _mean([part for part in parts if not np.isnan(part)])
-    values.update(_group_metrics(groups, num_generated))
+    values.update(_group_metrics(groups))
+    num_mixed = _num_mixed(rollouts, step_rewards)
+    values["groups/zero_variance_frac"] = 1 - num_mixed / max(len(groups), 1)
+    values["groups/with_signal"] = num_mixed
+    values["tokens/per_effective_group"] = num_generated / num_mixed if num_mixed else float("nan")
     values.update(_tier_metrics(rollouts))
     values.update(_seeding_metrics(rollouts, groups))
     return values
 
 
-def _group_metrics(groups: dict[int, list[Rollout]], num_tokens: int) -> dict[str, float]:
+def _num_mixed(rollouts: Sequence[Rollout], step_rewards: np.ndarray) -> int:
+    """Groups with signal."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for rollout, reward in zip(rollouts, step_rewards.tolist(), strict=True):
+        rewards[rollout.completion.request.group].append(reward)
+    return sum(has_signal(own) for own in rewards.values())
+
+
+def _group_metrics(groups: dict[int, list[Rollout]]) -> dict[str, float]:
     counts = np.array([len(group) for group in groups.values()])
     right = [all(rollout.verdict.solved for rollout in group) for group in groups.values()]
     wrong = [not any(rollout.verdict.solved for rollout in group) for group in groups.values()]
-    mixed = sum(has_signal([r.verdict.reward for r in group]) for group in groups.values())
     return {
-        "groups/zero_variance_frac": 1 - mixed / max(len(groups), 1),
         "groups/all_right_frac": _mean(right),
         "groups/all_wrong_frac": _mean(wrong),
-        "groups/with_signal": mixed,
-        "tokens/per_effective_group": num_tokens / mixed if mixed else float("nan"),
         "planner/rollouts_min": int(counts.min()) if len(counts) else 0,
         "planner/rollouts_max": int(counts.max()) if len(counts) else 0,
         "planner/gini": gini(counts),

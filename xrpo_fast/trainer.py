@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from xrpo_fast.advantages import fill_advantages, make_rows, shape_advantages, step_rewards
@@ -70,7 +71,8 @@ class Trainer:
             self.engine.sleep()
         self._give_back(prompts, rollouts)
         cuts = cut_groups(self._trained_groups(rollouts), self.config.optim.updates_per_step)
-        rows, shaped = self._shape(rollouts, cuts)
+        rewards = step_rewards(rollouts, self.config.loss, self.config.rollout.max_response_tokens)
+        rows, shaped = self._shape(rollouts, rewards, cuts)
         self._update(rows, cuts)
         with self.clock("sync"):
             self.policy.release_memory()
@@ -80,7 +82,9 @@ class Trainer:
             self._remember(rollouts, prompts, step)
         self.steps_done = step
         return StepResult(
-            metrics=self._measure(rollouts, rows, shaped), rollouts=rollouts, shaped=shaped
+            metrics=self._measure(rollouts, rewards, rows, shaped),
+            rollouts=rollouts,
+            shaped=shaped,
         )
 
     def _draw_prompts(self) -> list[Prompt]:
@@ -92,9 +96,8 @@ class Trainer:
         again: list[int] = []
         while len(drawn) < wanted and len(drawn) + len(resting) < len(self.prompts):
             for index in self.sampler.next_batch(wanted - len(drawn)):
-                rests = self.states is not None and self.states.should_skip(
-                    index, self.sampler.epoch
-                )
+                epoch = self.sampler.epoch_of(index)
+                rests = self.states is not None and self.states.should_skip(index, epoch)
                 is_repeated = index in drawn or index in resting
                 (again if is_repeated else resting if rests else drawn).append(index)
         self.sampler.give_back(again)
@@ -117,13 +120,12 @@ class Trainer:
         return [group for group, own in rewards.items() if not filters or has_signal(own)]
 
     def _shape(
-        self, rollouts: Sequence[Rollout], cuts: Sequence[Sequence[int]]
+        self, rollouts: Sequence[Rollout], rewards: np.ndarray, cuts: Sequence[Sequence[int]]
     ) -> tuple[list[TrainingRow], XrpoAdvantages]:
         """Rewards -> advantages. Old log-probs are computed only for updates after the first,
         and only for rows that will have a gradient."""
         config = self.config
         rows = make_rows(rollouts, config.icl)
-        rewards = step_rewards(rollouts, config.loss, config.rollout.max_response_tokens)
         by_group: dict[int, list[float]] = {}
         for row, reward in zip(rows, rewards, strict=True):
             by_group.setdefault(row.group, []).append(float(reward))
@@ -171,18 +173,11 @@ class Trainer:
             for rollout in rollouts
             if rollout.verdict.solved and not rollout.is_truncated and not rollout.is_seeded
         }
-        self.exemplars.admit(
-            Success(
-                prompt_index=index,
-                response=rollout.text,
-                num_tokens=rollout.num_tokens,
-                step=step,
-                is_solved=rollout.verdict.solved,
-                is_truncated=rollout.is_truncated,
-                is_seeded=rollout.is_seeded,
-            )
-            for index, rollout in newest.items()
-        )
+        successes = [
+            Success(prompt_index=index, response=own.text, num_tokens=own.num_tokens)
+            for index, own in newest.items()
+        ]
+        self.exemplars.admit(successes, step)
         if self.states is not None:
             for group, prompt in enumerate(prompts):
                 own = [r for r in rollouts if r.completion.request.group == group]
@@ -191,13 +186,20 @@ class Trainer:
                     num_solved=sum(r.verdict.solved for r in own),
                     num_scored=sum(r.verdict.reward == r.verdict.reward for r in own),
                     was_seeded=any(r.is_seeded for r in own),
-                    epoch=self.sampler.epoch,
+                    epoch=self.sampler.epoch_of(prompt.index),
                 )
 
     def _measure(
-        self, rollouts: Sequence[Rollout], rows: Sequence[TrainingRow], shaped: XrpoAdvantages
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: np.ndarray,
+        rows: Sequence[TrainingRow],
+        shaped: XrpoAdvantages,
     ) -> dict[str, Any]:
-        metrics: dict[str, Any] = {"epoch": self.sampler.epoch, **rollout_metrics(rollouts)}
+        metrics: dict[str, Any] = {
+            "epoch": self.sampler.epoch,
+            **rollout_metrics(rollouts, rewards),
+        }
         with self.clock("update"):
             metrics.update(self.updater.read_metrics())
         check_finite(metrics, self.steps_done)
@@ -208,7 +210,7 @@ class Trainer:
         if self.exemplars is not None:
             metrics.update({f"icl/{name}": v for name, v in self.exemplars.stats().items()})
         if self.seeder is not None:
-            metrics.update(self.seeder.metrics())
+            metrics.update(self.seeder.read_metrics())
         if self.states is not None:
             metrics.update({f"icl/state/{k}": v for k, v in self.states.counts().items()})
         metrics.update(memory_metrics())

@@ -114,3 +114,16 @@ def test_errors():
         states.load_state_dict({"num_prompts": 3, "records": [[0, "tired", 1, 0]]})
     with pytest.raises(ValueError, match="num_prompts: expected >= 0, got -1"):
         PromptStates(-1)
+
+
+def test_a_failure_while_resting_changes_nothing():
+    states = PromptStates(1)
+    for epoch in range(3):
+        visit(states, epoch)
+    assert states.should_skip(0, 3)
+    for _ in range(20):
+        visit(states, 3, seeded=False)
+    assert states.state(0) == "back-off"
+    assert states.should_seed(0, 4)
+    visit(states, 3, solved=1, seeded=False)
+    assert states.state(0) == "fresh"

@@ -10,7 +10,8 @@
 
 A visit is a step in which the prompt was drawn. One success, seeded or not, in any state makes the
 prompt fresh again. A visit without a scored rollout (the verifier failed) changes nothing, and so
-does an unseeded failure of a fresh or seeded prompt: no exemplar was there to help it.
+does an unseeded failure of a fresh or seeded prompt, where no exemplar was there to help it, and a
+failure of a prompt that rests: it was drawn because too few were awake.
 """
 
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ class PromptStates:
         if num_solved > 0:
             self._records.pop(prompt_index, None)
         elif record is not None:
-            _fail(record, was_seeded, epoch)
+            if epoch >= record.wake_epoch:
+                _fail(record, was_seeded, epoch)
         elif was_seeded:
             self._records[prompt_index] = _Record(num_failed=1)
 
