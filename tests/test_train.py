@@ -299,6 +299,24 @@ def test_run_that_trains_nothing_exits_1(
     assert "at least one optimizer update" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")],
+    ids=["ours", "the user's count", "the user's policy"],
+)
+def test_threads_sleep_soon_unless_the_user_says_otherwise(given, expected) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    found = subprocess.run(
+        [sys.executable, "-m", "xrpo_fast.train", str(CONFIG), "--dry-run"],
+        env={**environment, "OMP_DISPLAY_ENV": "verbose", **given},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert f"GOMP_SPINCOUNT = '{expected}'" in found.stderr
+
+
 def test_dry_run_checks_and_trains_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
