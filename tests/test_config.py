@@ -237,6 +237,13 @@ def test_contradictions_between_sections(values, message):
         make_config(values)
 
 
+@pytest.mark.parametrize("name", ["a/b", "", "two words", "new\n"])
+def test_names_of_held_out_sets_can_name_files(name):
+    message = "data.eval: expected names of letters, digits, '_', '.' and '-' (they name files), "
+    with pytest.raises(ConfigError, match=re.escape(f"{message}got {name!r}")):
+        make_config({"data": {"eval": {"math-500.v1_x": "a.jsonl", name: "b.jsonl"}}})
+
+
 def test_all_errors_are_told_at_once():
     with pytest.raises(ConfigError) as error:
         make_config({"loss": {"clip_lo": 0.1}, "rollout": {"temperature": 0}})

@@ -1,9 +1,10 @@
 """Every key of a config file, with its default, bounds and meaning. config_file.py reads it."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo", "treepo"]
 
@@ -68,6 +69,17 @@ class DataConfig(Section):
     """Longer prompts are dropped at load and counted."""
     limit: int = Field(default=0, ge=0)
     """Use only the first N training prompts; 0 takes all."""
+
+    @field_validator("eval")
+    @classmethod
+    def _check_eval_names(cls, sets: dict[str, str]) -> dict[str, str]:
+        for name in sets:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+                raise ValueError(
+                    "data.eval: expected names of letters, digits, '_', '.' and '-' (they name "
+                    f"files), got {name!r}"
+                )
+        return sets
 
 
 class RolloutConfig(Section):
