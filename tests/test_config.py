@@ -316,6 +316,19 @@ def test_another_objective_brings_its_own_clip_and_scale(write):
     assert (kept.loss.clip_low, kept.loss.clip_high) == (0.1, 0.2)
 
 
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "gspo", "xrpo"])
+@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "gspo", "gspo_token", "dapo"])
+def test_nothing_of_the_presets_objective_stays_with_another(algorithm, objective):
+    config = make_config({"algorithm": algorithm, "loss": {"objective": objective}})
+    assert config.loss == make_config({"algorithm": objective}).loss
+
+
+def test_what_an_algorithm_adds_to_its_objective_stays_with_another():
+    config = make_config({"algorithm": "treepo", "loss": {"objective": "grpo"}})
+    assert (config.loss.scale, config.loss.group_weight) == ("batch", "effective")
+    assert config.loss.clip_high == 0.2
+
+
 @pytest.mark.parametrize("name", ["7", "2024-01-01", "5 # hi", "true"])
 def test_text_on_the_command_line_stays_text(write, name):
     assert load_config(write(""), [("run.name", name)]).run.name == name
