@@ -186,7 +186,7 @@ class LossConfig(Section):
     clip_high: float = Field(default=0.2, ge=0)
     """Ratios above 1 + clip_high are clipped."""
     dual_clip: float = Field(default=0.0, ge=0)
-    """Bound of the loss of negative advantages, in multiples of abs(A); 0: none."""
+    """Bound of the loss of negative advantages, in multiples of abs(A), more than 1; 0: none."""
     kl_weight: float = Field(default=0.0, ge=0)
     """beta of the k3 penalty towards the initial policy."""
     scale: Literal["group", "batch", "none"] = "group"
@@ -199,6 +199,16 @@ class LossConfig(Section):
     """mask: truncated rows leave numerator and denominator."""
     overlong_buffer_frac: float = Field(default=0.0, ge=0, lt=1)
     """Soft penalty from 0 to -1 over this last share of the response limit; 0: none."""
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _check_dual_clip(cls, bound: float) -> float:
+        if 0 < bound <= 1:
+            raise ValueError(
+                "loss.dual_clip: expected 0 (off) or more than 1 (up to 1 it cuts the gradient of "
+                f"every negative advantage at ratio 1), got {bound:g}"
+            )
+        return bound
 
 
 class OptimConfig(Section):
