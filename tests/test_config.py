@@ -230,6 +230,10 @@ def test_values_out_of_range_name_key_bound_and_value(key, value, message):
         ({"planner": {"base_rollouts": 8}}, "icl.enabled: expected a budget above the base"),
         ({"planner": {"allocation": "uniform"}}, "icl.enabled: expected a planner.allocation"),
         (
+            {"icl": {"enabled": False, "prompt_states": True}},
+            "icl.prompt_states: expected false with icl.enabled = false",
+        ),
+        (
             {"algorithm": "dapo", "rollout": {"rollouts_per_prompt": 7.5}},
             "rollout.rollouts_per_prompt: expected a whole number",
         ),

@@ -334,6 +334,11 @@ class Config(Section):
                 f"got planner.base_rollouts = rollout.rollouts_per_prompt = {self.base_rollouts}; "
                 "lower the first, raise the second, or set icl.enabled = false"
             )
+        if self.icl.prompt_states and not self.icl.enabled:
+            raise ValueError(
+                "icl.prompt_states: expected false with icl.enabled = false (only seeded prompts "
+                "have states), got true; set icl.enabled = true, or leave it out"
+            )
         if self.planner.allocation == "dapo" and self.rollout.rollouts_per_prompt % 1:
             raise ValueError(
                 "rollout.rollouts_per_prompt: expected a whole number (the group size) with "
