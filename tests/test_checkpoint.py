@@ -71,6 +71,16 @@ def test_only_the_newest_are_kept_by_number_not_by_name(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["step_10", "step_11"]
 
 
+def test_a_copy_under_another_name_is_left_alone(tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(save(folder, 2), folder / "step_2_best")
+    for step in (3, 4):
+        save(folder, step, keep=1)
+    assert [path.name for path in valid_checkpoints(folder)] == ["step_4"]
+    assert latest_checkpoint(tmp_path) == folder / "step_4"
+    assert_whole(folder / "step_2_best", 2)
+
+
 def test_saving_a_step_again_replaces_it(tmp_path):
     save(tmp_path, 4)
     (tmp_path / "step_4" / "left_over").write_text("x")

@@ -194,6 +194,9 @@ def test_no_translation_shadows_a_key_of_ours_elsewhere():
         ("planner.confidence", 1, "planner.confidence: expected less than 1, got 1"),
         ("optim.learning_rate", "fast", "optim.learning_rate: expected a valid number"),
         ("loss.objective", "ppo", "loss.objective: expected 'grpo', 'dr_grpo', 'gspo'"),
+        ("loss.dual_clip", 1.0, "loss.dual_clip: expected 0 (off) or more than 1"),
+        ("loss.dual_clip", 0.5, "loss.dual_clip: expected 0 (off) or more than 1"),
+        ("loss.dual_clip", -1, "loss.dual_clip: expected greater than or equal to 0, got -1"),
         ("run.seed", -1, "run.seed: expected greater than or equal to 0, got -1"),
         ("reward.max_error_frac", 2, "reward.max_error_frac: expected less than or equal to 1"),
         ("run.steps", 2.5, "run.steps: expected a valid integer"),
@@ -227,6 +230,10 @@ def test_values_out_of_range_name_key_bound_and_value(key, value, message):
         ({"planner": {"base_rollouts": 8}}, "icl.enabled: expected a budget above the base"),
         ({"planner": {"allocation": "uniform"}}, "icl.enabled: expected a planner.allocation"),
         (
+            {"icl": {"enabled": False, "prompt_states": True}},
+            "icl.prompt_states: expected false with icl.enabled = false",
+        ),
+        (
             {"algorithm": "dapo", "rollout": {"rollouts_per_prompt": 7.5}},
             "rollout.rollouts_per_prompt: expected a whole number",
         ),
@@ -235,6 +242,13 @@ def test_values_out_of_range_name_key_bound_and_value(key, value, message):
 def test_contradictions_between_sections(values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         make_config(values)
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "two words", "new\n"])
+def test_names_of_held_out_sets_can_name_files(name):
+    message = "data.eval: expected names of letters, digits, '_', '.' and '-' (they name files), "
+    with pytest.raises(ConfigError, match=re.escape(f"{message}got {name!r}")):
+        make_config({"data": {"eval": {"math-500.v1_x": "a.jsonl", name: "b.jsonl"}}})
 
 
 def test_all_errors_are_told_at_once():
@@ -307,6 +321,19 @@ def test_another_objective_brings_its_own_clip_and_scale(write):
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.scale) == (0.2, 0.2, "none")
     kept = load_config(write("[loss]\nobjective = 'grpo'\nclip_low = 0.1\n"))
     assert (kept.loss.clip_low, kept.loss.clip_high) == (0.1, 0.2)
+
+
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "gspo", "xrpo"])
+@pytest.mark.parametrize("objective", ["grpo", "dr_grpo", "gspo", "gspo_token", "dapo"])
+def test_nothing_of_the_presets_objective_stays_with_another(algorithm, objective):
+    config = make_config({"algorithm": algorithm, "loss": {"objective": objective}})
+    assert config.loss == make_config({"algorithm": objective}).loss
+
+
+def test_what_an_algorithm_adds_to_its_objective_stays_with_another():
+    config = make_config({"algorithm": "treepo", "loss": {"objective": "grpo"}})
+    assert (config.loss.scale, config.loss.group_weight) == ("batch", "effective")
+    assert config.loss.clip_high == 0.2
 
 
 @pytest.mark.parametrize("name", ["7", "2024-01-01", "5 # hi", "true"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from tests.small_run import make_tiny_model
 from xrpo_fast.checkpoint import save_checkpoint
 from xrpo_fast.config_file import dump_config, load_config
 from xrpo_fast.evaluate import cons_at_k, main, pass_at_k
@@ -226,6 +227,37 @@ def test_evaluating_a_config_leaves_the_name_of_its_run_free(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["evaluations"]
     (out,) = (tmp_path / "evaluations").iterdir()
     assert out.name.startswith("quickstart-builtin_symbols-")
+
+
+@pytest.mark.parametrize("is_think_prefilled", [False, True])
+def test_a_response_within_the_thought_that_its_prompt_opens_is_not_solved(
+    tmp_path, is_think_prefilled
+):
+    """As in training, and recorded: samples that were graded otherwise are not reused."""
+    from transformers import AutoTokenizer
+
+    model = make_tiny_model(tmp_path / "model", "llama")
+    if is_think_prefilled:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.chat_template += " <think>"
+        tokenizer.save_pretrained(model)
+    data = tmp_path / "held.jsonl"
+    data.write_text("".join(f'{{"question": "w{i} w{i + 1}", "answer": "3"}}\n' for i in range(8)))
+    values = {
+        "model.path": str(model),
+        "data.train": str(data),
+        "data.eval": f'{{ heldout = "{data}" }}',
+        "rollout.engine": "transformers",
+        "rollout.max_response_tokens": "16",
+        "reward.functions": '["exact"]',
+    }
+    flags = [word for key, value in values.items() for word in (f"--{key}", value)]
+    assert main(words(CONFIG, tmp_path / "out", *flags, samples=16)) == 0
+    rows = rows_of(tmp_path / "out")
+    assert any("\\boxed{3}" in row["response"] for row in rows)
+    assert any(row["solved"] for row in rows) is not is_think_prefilled
+    sampling = result_of(tmp_path / "out")["sampling"]
+    assert sampling["is_think_prefilled"] is is_think_prefilled
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,7 @@ def _assemble(
     )
     if policy.num_trainable() == 0:
         raise ModelError("model.path: expected trainable parameters, got none")
-    template = make_template(config, policy.tokenizer)
-    verifier.is_think_prefilled = template.prefills_think
+    template = make_template(config, policy.tokenizer, verifier)
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
     report_data(prompts, eval_sets)

@@ -4,6 +4,7 @@ marker, written last, makes it valid. Kill -9 between any two writes leaves the 
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
@@ -89,8 +90,9 @@ def load_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def valid_checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints, oldest first; a user's copies under other names are none of ours."""
     found = [path.parent for path in folder.glob(f"step_*/{MARKER}")]
+    found = [path for path in found if re.fullmatch(r"step_\d+", path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
 

@@ -1,9 +1,10 @@
 """Every key of a config file, with its default, bounds and meaning. config_file.py reads it."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 Algorithm = Literal["xrpo", "grpo", "dr_grpo", "gspo", "gspo_token", "dapo", "treepo"]
 
@@ -68,6 +69,17 @@ class DataConfig(Section):
     """Longer prompts are dropped at load and counted."""
     limit: int = Field(default=0, ge=0)
     """Use only the first N training prompts; 0 takes all."""
+
+    @field_validator("eval")
+    @classmethod
+    def _check_eval_names(cls, sets: dict[str, str]) -> dict[str, str]:
+        for name in sets:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+                raise ValueError(
+                    "data.eval: expected names of letters, digits, '_', '.' and '-' (they name "
+                    f"files), got {name!r}"
+                )
+        return sets
 
 
 class RolloutConfig(Section):
@@ -174,7 +186,7 @@ class LossConfig(Section):
     clip_high: float = Field(default=0.2, ge=0)
     """Ratios above 1 + clip_high are clipped."""
     dual_clip: float = Field(default=0.0, ge=0)
-    """Bound of the loss of negative advantages, in multiples of abs(A); 0: none."""
+    """Bound of the loss of negative advantages, in multiples of abs(A), more than 1; 0: none."""
     kl_weight: float = Field(default=0.0, ge=0)
     """beta of the k3 penalty towards the initial policy."""
     scale: Literal["group", "batch", "none"] = "group"
@@ -187,6 +199,16 @@ class LossConfig(Section):
     """mask: truncated rows leave numerator and denominator."""
     overlong_buffer_frac: float = Field(default=0.0, ge=0, lt=1)
     """Soft penalty from 0 to -1 over this last share of the response limit; 0: none."""
+
+    @field_validator("dual_clip")
+    @classmethod
+    def _check_dual_clip(cls, bound: float) -> float:
+        if 0 < bound <= 1:
+            raise ValueError(
+                "loss.dual_clip: expected 0 (off) or more than 1 (up to 1 it cuts the gradient of "
+                f"every negative advantage at ratio 1), got {bound:g}"
+            )
+        return bound
 
 
 class OptimConfig(Section):
@@ -311,6 +333,11 @@ class Config(Section):
                 "icl.enabled: expected a budget above the base (only later rollouts are seeded), "
                 f"got planner.base_rollouts = rollout.rollouts_per_prompt = {self.base_rollouts}; "
                 "lower the first, raise the second, or set icl.enabled = false"
+            )
+        if self.icl.prompt_states and not self.icl.enabled:
+            raise ValueError(
+                "icl.prompt_states: expected false with icl.enabled = false (only seeded prompts "
+                "have states), got true; set icl.enabled = true, or leave it out"
             )
         if self.planner.allocation == "dapo" and self.rollout.rollouts_per_prompt % 1:
             raise ValueError(

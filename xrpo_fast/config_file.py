@@ -113,10 +113,13 @@ def make_config(values: Mapping[str, Any]) -> Config:
     if algorithm not in known:
         raise ConfigError(f"algorithm: expected one of {', '.join(known)}, got {algorithm!r}")
     preset = preset_values(algorithm)
-    objective = _get(values, "loss.objective")
-    if objective in known and objective != preset["loss"]["objective"]:
-        # Another objective brings its own clip and scale along.
-        preset = _merge(preset, {"loss": preset_values(objective)["loss"]})
+    objective, usual = _get(values, "loss.objective"), preset["loss"]["objective"]
+    if objective in known and objective != usual:
+        # Another objective brings its own clip and scale along, and the usual one takes its with
+        # it; what the algorithm adds to either stays, such as the weights of TreePO.
+        leaving = preset_values(usual)["loss"]
+        kept = {key: value for key, value in preset["loss"].items() if key not in leaving}
+        preset["loss"] = kept | preset_values(objective)["loss"]
     try:
         return Config.model_validate(_merge(preset, values))
     except ValidationError as error:

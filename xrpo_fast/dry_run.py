@@ -36,8 +36,9 @@ def check(config: Config) -> list[str]:
             f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
             f"{config.model.path!r}: {error}"
         ) from None
-    start_verifier(config).close()
-    template = make_template(config, tokenizer)
+    verifier = start_verifier(config)
+    verifier.close()
+    template = make_template(config, tokenizer, verifier)
     prompts = load_training_prompts(config, template)
     eval_sets = load_eval_sets(config, template)
     length = model_length(

@@ -77,7 +77,7 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
     device = assemble.choose_device(config.run.device)
     temperature = config.rollout.temperature
     policy = load_policy(config.model, temperature=temperature, device=device, weights=weights)
-    sets = inputs.load_eval_sets(config, inputs.make_template(config, policy.tokenizer))
+    sets = inputs.load_eval_sets(config, inputs.make_template(config, policy.tokenizer, verifier))
     if not sets:
         raise ConfigError(
             "data.eval: expected at least one held-out set, got none; give --data SOURCE"
@@ -109,6 +109,9 @@ def open_parts(config: Config, weights: Path | None, stack: ExitStack) -> Evalua
             "engine": type(engine).__name__,
             "dtype": str(assemble.engine_dtype(config, policy)).removeprefix("torch."),
             "eos_token_ids": sorted(policy.eos_token_ids),
+            # Decides what of a response counts, but is the model's: not part of `grader`, by which
+            # results are compared.
+            "is_think_prefilled": verifier.is_think_prefilled,
         },
         model_fingerprint=weights_fingerprint(policy),
     )

@@ -128,13 +128,11 @@ class MathEquivalence:
     Not equal where the comparison fails.
 
     Args:
-        options: of the math reward; those that say where an answer stands are left out.
+        options: of the math reward; answer_format, which says where one stands, is left out.
     """
 
     def __init__(self, timeout_s: float, options: Mapping[str, Any]) -> None:
-        policy = {
-            k: v for k, v in options.items() if k not in ("answer_format", "is_think_prefilled")
-        }
+        policy = {k: v for k, v in options.items() if k != "answer_format"}
         self._verifier = make_verifier(
             ["math"], workers=1, timeout_s=timeout_s, max_error_frac=1.0, options={"math": policy}
         )

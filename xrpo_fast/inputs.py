@@ -32,18 +32,21 @@ def start_verifier(config: Config) -> Verifier:
         raise ConfigError(f"reward.{error}") from error
 
 
-def make_template(config: Config, tokenizer: Any) -> PromptTemplate:
+def make_template(config: Config, tokenizer: Any, verifier: Verifier) -> PromptTemplate:
+    """The template of a run; the verifier is told whether its prompts end inside a thought."""
     data = config.data
     has_chat = bool(getattr(tokenizer, "chat_template", None))
     raw = data.template == "raw" or (data.template == "auto" and not has_chat)
     is_builtin = data.train.startswith(BUILTIN_DATA)
-    return PromptTemplate(
+    template = PromptTemplate(
         tokenizer,
         instruction=data.instruction or None,
         system_prompt=data.system_prompt or None,
         raw=raw,
         seeded_builder=symbols.seeded_prompt if is_builtin else None,
     )
+    verifier.is_think_prefilled = template.prefills_think
+    return template
 
 
 def load_training_prompts(config: Config, template: PromptTemplate) -> PromptSet:

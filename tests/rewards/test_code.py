@@ -1,8 +1,11 @@
 import base64
+import errno
 import json
 import logging
 import os
 import pickle
+import platform
+import subprocess
 import tempfile
 import zlib
 from pathlib import Path
@@ -18,7 +21,7 @@ from xrpo_fast.rewards.code_tests import (
     values_match,
 )
 from xrpo_fast.rewards.program import Limits, SandboxError
-from xrpo_fast.rewards.sandbox import Sandbox
+from xrpo_fast.rewards.sandbox import NOBODY, Sandbox
 from xrpo_fast.rewards.wire import child_pids
 from xrpo_fast.types import Prompt
 
@@ -70,6 +73,8 @@ HOSTILE = {
     "write_10_gb": "with open('big', 'wb') as f:\n    for _ in range(10240):\n"
     "        f.write(bytes(1 << 20))",
     "recursion": "def f():\n    return f()\nf()",
+    "abort": "import os\nos.abort()",
+    "raise_signal": "import signal\nsignal.raise_signal(signal.SIGTERM)",
     "segfault": "import ctypes\nctypes.string_at(0)",
     "exit": "raise SystemExit(3)",
     "syntax": "def",
@@ -82,6 +87,41 @@ def test_hostile_program_fails_and_leaves_nothing(sandbox, name):
     before = set(child_pids(os.getpid()))
     assert run(sandbox, HOSTILE[name]).status == "failed"
     assert set(child_pids(os.getpid())) == before
+
+
+@pytest.fixture
+def neighbour():
+    """A process of the user that programs run as."""
+    user = NOBODY if os.getuid() == 0 else None
+    with subprocess.Popen(["sleep", "60"], user=user) as process:
+        yield process
+        process.kill()
+
+
+SIGNAL_CALLS = {
+    "kill": (62, 129, "pid, 9"),
+    "tkill": (200, 130, "pid, 9"),
+    "tgkill": (234, 131, "pid, pid, 9"),
+    "rt_sigqueueinfo": (129, 138, "pid, 9, queued"),
+    "rt_tgsigqueueinfo": (297, 240, "pid, pid, 9, queued"),
+}
+"""Number on x86-64 and on aarch64, and arguments that kill `pid`."""
+
+
+@pytest.mark.parametrize("name", SIGNAL_CALLS)
+def test_a_program_cannot_signal_others_of_its_user(sandbox, neighbour, name):
+    *numbers, arguments = SIGNAL_CALLS[name]
+    number = numbers[["x86_64", "aarch64"].index(platform.machine())]
+    source = (
+        "import ctypes, struct\n"
+        f"pid = {neighbour.pid}\n"
+        # siginfo_t with si_code = SI_QUEUE, as sigqueue sends it.
+        "queued = struct.pack('iii116x', 9, 0, -1)\n"
+        f"ctypes.CDLL(None, use_errno=True).syscall({number}, {arguments})\n"
+        "print(ctypes.get_errno())\n"
+    )
+    assert run(sandbox, source).output == f"{errno.EPERM}\n".encode()
+    assert neighbour.poll() is None
 
 
 @pytest.mark.parametrize(
