@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from xrpo_fast.config_file import make_config
+from xrpo_fast.inputs import make_template
 from xrpo_fast.tasks import symbols
 from xrpo_fast.tasks.policy import build_tokenizer
 from xrpo_fast.templates import PromptTemplate, TemplateError, cut_exemplar
@@ -142,8 +146,9 @@ def test_prefilled_thought_is_recognised(suffix, expected):
 
 def test_chat_options_reach_the_template():
     tokenizer = make_tokenizer("{{ messages[0].content }}{% if enable_thinking %}T{% endif %}")
-    ids = PromptTemplate(tokenizer, chat_options={"enable_thinking": True}).render("a")
-    assert tokenizer.decode(ids) == "aT"
+    data = {"train": "my.jsonl", "chat_options": {"enable_thinking": True}}
+    template = make_template(make_config({"data": data}), tokenizer, SimpleNamespace())  # pyright: ignore
+    assert tokenizer.decode(template.render("a")) == "aT"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +156,7 @@ def test_chat_options_reach_the_template():
     [
         ({}, '^data.template: expected a tokenizer with a chat.*data.template = "raw"'),
         ({"raw": True, "system_prompt": "s"}, "data.system_prompt: expected none with a raw"),
+        ({"raw": True, "chat_options": {"a": 1}}, "data.chat_options: expected none with a raw"),
     ],
 )
 def test_unusable_options(arguments, message):

@@ -65,6 +65,8 @@ class DataConfig(Section):
     """Appended to each question after a blank line, e.g. how to give the final answer."""
     system_prompt: str = ""
     """System turn of the chat template."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, e.g. {enable_thinking = false} for Qwen3."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longer prompts are dropped at load and counted."""
     limit: int = Field(default=0, ge=0)

@@ -42,6 +42,7 @@ def make_template(config: Config, tokenizer: Any, verifier: Verifier) -> PromptT
         tokenizer,
         instruction=data.instruction or None,
         system_prompt=data.system_prompt or None,
+        chat_options=data.chat_options,
         raw=raw,
         seeded_builder=symbols.seeded_prompt if is_builtin else None,
     )

@@ -65,6 +65,11 @@ class PromptTemplate:
                 "data.system_prompt: expected none with a raw template, got one; put it into "
                 "data.instruction or use a chat template"
             )
+        if raw and self._chat_options:
+            raise TemplateError(
+                f"data.chat_options: expected none with a raw template, got {self._chat_options}; "
+                'set data.template = "chat" or remove them'
+            )
         if seeded_builder is not None and not raw:
             raise TemplateError("seeded_builder: expected a raw template, got a chat template")
         # What the tokenizer puts in front of a text by itself: a BOS, or nothing.
