@@ -5,6 +5,7 @@ import json
 import pytest
 
 from xrpo_fast.exemplars import ExemplarStore, Success
+from xrpo_fast.exemplars.embed import make_embedder
 from xrpo_fast.types import Prompt
 
 OPTIONS = {"embedder": "codes", "kind": "generated", "max_similarity": None}
@@ -160,6 +161,25 @@ def test_tables_are_read_back_from_disk(tmp_path, monkeypatch):
     assert [store.retrieve(i, 2) for i in range(6)] == [cached.retrieve(i, 2) for i in range(6)]
     with pytest.raises(AssertionError, match="in spite of the cache"):
         symbols(cache_dir=tmp_path, min_similarity=0.6)
+
+
+def test_an_embedder_folder_that_changed_makes_new_tables(tmp_path, monkeypatch):
+    folder, cache = tmp_path / "model", tmp_path / "cache"
+    folder.mkdir()
+    weights = folder / "weights"
+    weights.write_text("old")
+    made = []
+
+    def embedder(name):
+        made.append(name)
+        return make_embedder("codes")
+
+    monkeypatch.setattr("xrpo_fast.exemplars.index.make_embedder", embedder)
+    for content, num_made in (("old", 1), ("old", 1), ("trained further", 2)):
+        if weights.read_text() != content:
+            weights.write_text(content)
+        symbols(cache_dir=cache, embedder=str(folder))
+        assert len(made) == num_made
 
 
 def test_damaged_cache_warns_and_is_remade(tmp_path):

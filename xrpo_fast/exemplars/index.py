@@ -117,7 +117,8 @@ class ProblemIndex:
     def _cache_path(self, what: str, settings: str) -> Path | None:
         if self._cache_dir is None:
             return None
-        key = f"{_CACHE_VERSION} {self._embedder_name} {self.fingerprint} {settings}"
+        embedder = f"{self._embedder_name} {_folder_state(self._embedder_name)}"
+        key = f"{_CACHE_VERSION} {embedder} {self.fingerprint} {settings}"
         return self._cache_dir / f"{what}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
     def _train_vectors(self) -> Vectors:
@@ -130,6 +131,19 @@ class ProblemIndex:
             self._embedder = make_embedder(self._embedder_name)
             self._embedder.fit([prompt.question for prompt in self._prompts])
         return self._embedder.embed(texts)
+
+
+def _folder_state(embedder: str) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of a local embedder's files: a model that was trained further must not
+    find the vectors of the one before. Empty for all others."""
+    folder = Path(embedder)
+    if not embedder or not folder.is_dir():
+        return []
+    stats = {path: path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return [
+        (str(path.relative_to(folder)), stat.st_size, stat.st_mtime_ns)
+        for path, stat in stats.items()
+    ]
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:
