@@ -229,6 +229,12 @@ def test_evaluating_a_config_leaves_the_name_of_its_run_free(tmp_path):
     assert out.name.startswith("quickstart-builtin_symbols-")
 
 
+def test_it_says_what_it_chose(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(words(CONFIG, tmp_path / "out", "--rollout.engine", "auto")) == 0
+    assert "rollout.engine" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("is_think_prefilled", [False, True])
 def test_a_response_within_the_thought_that_its_prompt_opens_is_not_solved(
     tmp_path, is_think_prefilled

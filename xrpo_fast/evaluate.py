@@ -21,6 +21,7 @@ from rich.console import Console
 from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import load_config
 from xrpo_fast.estimators import cons_at_k, pass_at_k
+from xrpo_fast.run_dir import log_to_console
 from xrpo_fast.train import EXIT_INTERRUPTED, explain, parse_overrides, run_and_exit
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ FLUSH_S = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     console = Console()
+    log_to_console(console)
     try:
         run_evaluation(*parse_arguments(arguments), console)
     except KeyboardInterrupt:
