@@ -50,7 +50,8 @@ class ModelConfig(Section):
 
 class DataConfig(Section):
     train: str = "builtin:symbols"
-    """A .jsonl or .parquet file, a data set folder or hub id, builtin:symbols[?seed=N]."""
+    """A .jsonl or .parquet file, a data set folder or hub id, builtin:symbols[?seed=N],
+    reasoning_gym:<dataset>[?size=N]."""
     eval: dict[str, str] = Field(default_factory=dict)
     """Held-out sets by name, each a source as `train`; builtin:symbols brings its own."""
     split: str = "train"
@@ -58,7 +59,7 @@ class DataConfig(Section):
     eval_split: str = "test"
     """Split of the sets in `eval`."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Our name -> the data set's, for prompt, answer, id and tier."""
+    """Our name -> the data set's, for prompt, answer, id, tier and any argument of a reward."""
     template: Literal["auto", "chat", "raw"] = "auto"
     """chat renders the tokenizer's chat template; raw takes text as it is; auto: chat if any."""
     instruction: str = ""
@@ -100,7 +101,7 @@ class RolloutConfig(Section):
     gpu_memory_fraction: float = Field(default=0.5, gt=0, le=1)
     """Of the GPU, for vLLM's weights and KV cache."""
     engine_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of vLLM's weights; auto: the trainer's compute dtype."""
+    """In which the engine computes, transformers too; auto: the trainer's compute dtype."""
 
 
 class PlannerConfig(Section):
@@ -234,7 +235,8 @@ class OptimConfig(Section):
 
 class RewardConfig(Section):
     functions: list[str] = Field(default_factory=lambda: ["math"], min_length=1)
-    """math, code, exact, builtin:symbols, or module:function with TRL's signature."""
+    """math, code, exact, reasoning_gym, builtin:symbols, or module:function with TRL's
+    signature."""
     weights: list[float] = Field(default_factory=list)
     """Of the functions, in order; empty: 1 each."""
     full_reward: float = 1.0

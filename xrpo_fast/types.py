@@ -45,7 +45,7 @@ class Exemplar:
     prompt_id: str
     question: str
     response: str
-    """Decoded without special tokens."""
+    """The text that the verifier saw, cut where it is too long to show."""
     num_tokens: int
     step: int
     """Training step that produced it."""
