@@ -124,6 +124,40 @@ def test_a_program_cannot_signal_others_of_its_user(sandbox, neighbour, name):
     assert neighbour.poll() is None
 
 
+# {pid} is the other process; the last would kill it once something is written to the pipe.
+MEDDLING = {
+    "limits": "resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
+    "affinity": "os.sched_setaffinity({pid}, {{0}})",
+    "scheduler": "os.sched_setscheduler({pid}, os.SCHED_IDLE, os.sched_param(0))",
+    "owner of a file": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, {pid})",
+    "signal of a file": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETSIG, 9)",
+}
+
+
+@pytest.mark.parametrize("name", MEDDLING)
+def test_a_program_cannot_meddle_with_others_of_its_user(sandbox, neighbour, name):
+    statement = MEDDLING[name].format(pid=neighbour.pid)
+    source = (
+        "import fcntl, os, resource\n"
+        f"try:\n    {statement}\n    print('done')\n"
+        "except PermissionError:\n    print('refused')\n"
+    )
+    assert run(sandbox, source).output == b"refused\n"
+    assert neighbour.poll() is None
+
+
+def test_a_program_may_change_what_is_its_own(sandbox):
+    source = (
+        "import fcntl, os, resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
+        "os.sched_setaffinity(0, os.sched_getaffinity(0))\n"
+        "reader = os.pipe()[0]\n"
+        "fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK)\n"
+        "print(fcntl.fcntl(reader, fcntl.F_GETFL) & os.O_NONBLOCK == os.O_NONBLOCK)\n"
+    )
+    assert run(sandbox, source).output == b"True\n"
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -1,4 +1,5 @@
-"""A system-call filter for code under test: one process, no sockets, no signals to others.
+"""A system-call filter for code under test: one process, no sockets, no signals to others, nor
+changes of their limits or their share of the processor.
 
 A filter cannot tell others from the process itself, which loses signals to itself too: abort() then
 ends it by an instruction that traps instead.
@@ -29,6 +30,20 @@ _CALLS: dict[str, dict[str, int]] = {
         "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240,
     },
 }  # fmt: skip
+_OF_ITSELF: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "prlimit64": 302, "sched_setparam": 142, "sched_setscheduler": 144,
+        "sched_setaffinity": 203, "sched_setattr": 314,
+    },
+    "aarch64": {
+        "prlimit64": 261, "sched_setparam": 118, "sched_setscheduler": 119,
+        "sched_setaffinity": 122, "sched_setattr": 274,
+    },
+}  # fmt: skip
+"""Calls whose first argument is a process: 0, the caller, is the only one allowed."""
+_FCNTL = {"x86_64": 72, "aarch64": 25}
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
+"""With these a file sends signals, such as SIGKILL, to any process of the user."""
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _CLONE_THREAD = 0x00010000
@@ -36,7 +51,7 @@ _FIRST_X32_CALL = 0x40000000
 
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_OFFSET_CALL, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT = 0, 4, 16
+_OFFSET_CALL, _OFFSET_ARCH, _OFFSET_FIRST_ARGUMENT, _OFFSET_SECOND_ARGUMENT = 0, 4, 16, 24
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
@@ -63,6 +78,23 @@ def filter_program() -> bytes | None:
             _instruction(_JUMP_EQUAL, number, 0, 1),
             _instruction(_RETURN, refuse),
         ]
+    for number in _OF_ITSELF[machine].values():
+        program += [
+            _instruction(_JUMP_EQUAL, number, 0, 4),
+            _instruction(_LOAD, _OFFSET_FIRST_ARGUMENT),
+            _instruction(_JUMP_EQUAL, 0, 0, 1),
+            _instruction(_RETURN, _ALLOW),
+            _instruction(_RETURN, refuse),
+        ]
+    program += [
+        _instruction(_JUMP_EQUAL, _FCNTL[machine], 0, 6),
+        _instruction(_LOAD, _OFFSET_SECOND_ARGUMENT),
+        _instruction(_JUMP_EQUAL, _F_SETOWN, 3, 0),
+        _instruction(_JUMP_EQUAL, _F_SETSIG, 2, 0),
+        _instruction(_JUMP_EQUAL, _F_SETOWN_EX, 1, 0),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_RETURN, refuse),
+    ]
     program += [
         _instruction(_JUMP_EQUAL, _CLONE[machine], 0, 3),
         _instruction(_LOAD, _OFFSET_FIRST_ARGUMENT),
