@@ -1,5 +1,6 @@
 """Bad input: the message names the argument, what was expected and what came."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -263,3 +264,19 @@ def test_backends_that_cannot_run_say_why(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(TypeError, match=r"logits: expected bfloat16, .* got float64"):
         token_logprobs(LOGITS.double(), LABELS, backend="triton")
+
+
+@pytest.mark.parametrize("value", [[0.0, 1.0], np.zeros(2, np.float32)], ids=["list", "numpy"])
+def test_what_is_not_a_tensor_is_named(value) -> None:
+    kind = type(value).__name__
+    for call, argument in (
+        (lambda: token_logprobs(value, LABELS), "logits"),
+        (lambda: token_logprobs(LOGITS, value), "labels"),
+        (lambda: group_advantages(value, cu_groups=GROUPS), "rewards"),
+        (lambda: xrpo_advantages(REWARDS, scores=value, cu_groups=GROUPS), "scores"),
+        (lambda: xrpo_advantages(REWARDS, scores=SCORES, cu_groups=value), "cu_groups"),
+        (lambda: sequence_logprobs(value, SEQLENS), "token_logprobs"),
+        (lambda: linear_token_logprobs(value, WEIGHT, LABELS), "hidden"),
+    ):
+        with pytest.raises(TypeError, match=rf"{argument}: expected a torch.Tensor, got .*{kind}"):
+            call()

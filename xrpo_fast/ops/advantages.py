@@ -139,7 +139,8 @@ def xrpo_advantages(
         A row of no tokens, or whose score is not finite, takes no part in novelty: eta 1, bonus 0.
     Source: XRPO, arXiv:2510.06672.
     """
-    scores, token_logprobs = _detached(scores), _detached(token_logprobs)
+    scores = _detached("scores", scores)
+    token_logprobs = _detached("token_logprobs", token_logprobs)
     rewards, full_reward = _checked_rewards(rewards, full_reward, scale, ddof, eps)
     for name, value in (("novelty_weight", novelty_weight), ("novelty_clip", novelty_clip)):
         _check_not_negative(name, value)
@@ -169,8 +170,11 @@ def xrpo_advantages(
     return XrpoAdvantages(*restored(result, order))
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return tensor.detach() if tensor is not None and tensor.requires_grad else tensor
+def _detached(argument: str, tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    checks.tensor(argument, tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _check_not_negative(argument: str, value: float) -> None:
@@ -182,6 +186,7 @@ def _checked_rewards(
     rewards: Tensor, full_reward: float, scale: str, ddof: int, eps: float
 ) -> tuple[Tensor, float]:
     """Rewards as float32 or float64, and full_reward as the dtype of rewards has it."""
+    checks.tensor("rewards", rewards)
     if rewards.ndim != 1:
         raise ValueError(f"rewards: expected shape (S,), got {tuple(rewards.shape)}")
     if rewards.dtype.is_complex:

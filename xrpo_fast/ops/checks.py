@@ -18,10 +18,19 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype(argument: str, tensor: Tensor, allowed: Sequence[torch.dtype]) -> None:
-    if tensor.dtype not in allowed:
+def tensor(argument: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{argument}: expected a torch.Tensor, got {type(value).__module__}."
+            f"{type(value).__name__}; torch.as_tensor() makes one"
+        )
+
+
+def dtype(argument: str, value: Tensor, allowed: Sequence[torch.dtype]) -> None:
+    tensor(argument, value)
+    if value.dtype not in allowed:
         names = ", ".join(_name(d) for d in allowed)
-        raise TypeError(f"{argument}: expected {names}, got {_name(tensor.dtype)}")
+        raise TypeError(f"{argument}: expected {names}, got {_name(value.dtype)}")
 
 
 def shape(argument: str, tensor: Tensor, expected: Sequence[int], what: str) -> None:
