@@ -41,6 +41,20 @@ def test_a_changed_key_is_named(tmp_path, section, key, before, after):
         check_run_dir(new, resume=True, overwrite=False)
 
 
+def test_a_key_that_may_change_is_said(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr("xrpo_fast.run_dir.logger.info", lambda text, *a: lines.append(text % a))
+    values = {"run": {"name": "r", "output_dir": str(tmp_path)}}
+    old, new = (make_config(values | {"optim": {"learning_rate": rate}}) for rate in (1e-6, 1e-5))
+    run = check_run_dir(old, resume=False, overwrite=False)
+    with hold_run(run):
+        make_run_dir(run, old, overwrite=False)
+    check_run_dir(old, resume=True, overwrite=False)
+    assert lines == []
+    check_run_dir(new, resume=True, overwrite=False)
+    assert lines == ["optim.learning_rate: 1e-05 from here on, was 1e-06"]
+
+
 def test_what_a_cure_says_to_lower_may_change_on_resume(tmp_path):
     session = SimpleNamespace(run_dir=RunDir(tmp_path))
     error = torch.OutOfMemoryError("no memory")

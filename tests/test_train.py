@@ -19,7 +19,7 @@ from xrpo_fast.checkpoint import save_checkpoint
 from xrpo_fast.config_file import make_config
 from xrpo_fast.metrics import read_metrics
 from xrpo_fast.prompt_sampler import PromptSampler
-from xrpo_fast.train import main
+from xrpo_fast.train import main, run_and_exit
 from xrpo_fast.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
@@ -377,6 +377,15 @@ def test_ctrl_c_saves_a_checkpoint_and_exits_130(tmp_path: Path) -> None:
     steps = [json.loads(line)["step"] for line in _read(metrics).splitlines()]
     checkpoints = [path.name for path in (tmp_path / "quickstart" / "checkpoints").iterdir()]
     assert checkpoints == [f"step_{steps[-1]}"]
+
+
+def test_a_second_ctrl_c_says_that_nothing_more_was_saved(capsys) -> None:
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        run_and_exit(interrupted)
+    assert "stopped at once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

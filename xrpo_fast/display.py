@@ -33,7 +33,7 @@ class TrainingDisplay:
         self._num_steps = num_steps
         self._first_step = steps_done
         self._start_s = time.monotonic()
-        self._accuracy = float("nan")
+        self._accuracy: float | None = None
         self._plain_every = max(1, num_steps // PLAIN_LINES_PER_RUN)
         self._progress = Progress(
             TextColumn("step"),
@@ -68,7 +68,9 @@ class TrainingDisplay:
     def stepped(self, step: int, metrics: Mapping[str, Any]) -> None:
         reward = metrics["reward/mean"]
         dead = metrics["groups/zero_variance_frac"]
-        text = f"reward {reward:.3f}  accuracy {self._accuracy:.3f}  dead groups {dead:.0%}"
+        # None before the first evaluation of a run that is resumed.
+        accuracy = "-" if self._accuracy is None else f"{self._accuracy:.3f}"
+        text = f"reward {reward:.3f}  accuracy {accuracy}  dead groups {dead:.0%}"
         self._progress.update(self._task, completed=step, description=text)
         if not self.console.is_terminal and step % self._plain_every == 0:
             done = step - self._first_step

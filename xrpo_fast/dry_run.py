@@ -58,6 +58,6 @@ def check(config: Config) -> list[str]:
         f"data: {len(prompts)} prompts, {prompts.dropped_overlong} over-long left out; held out: "
         + (", ".join(f"{name} {len(found)}" for name, found in eval_sets.items()) or "none"),
         f"rollouts: {round(per_step * config.rollout.rollouts_per_prompt)} per step, "
-        f"{config.base_rollouts} for each of {num_first} prompts at first; each of up to "
-        f"{length} tokens",
+        f"{config.base_rollouts} for each of {num_first} prompts at first; prompt and response "
+        f"of up to {length} tokens",
     ]

@@ -15,6 +15,8 @@ from xrpo_fast.config import Config, ConfigError
 from xrpo_fast.config_file import dump_config, load_config
 from xrpo_fast.files import LOCK, check_can_write, held, replacing
 
+logger = logging.getLogger(__name__)
+
 MAY_CHANGE_ON_RESUME = {
     "run.steps",
     "run.output_dir",
@@ -141,6 +143,8 @@ def _check_same_run(new: Config, old: Config, run: RunDir) -> None:
                 f"{key}: expected {before.get(key)!r} as in {run.config}, got {after.get(key)!r}; "
                 "a resumed run keeps its configuration, start a new run.name to change it"
             )
+        if before.get(key) != after.get(key):
+            logger.info("%s: %s from here on, was %s", key, after.get(key), before.get(key))
 
 
 def flat_keys(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -197,6 +197,7 @@ def run_and_exit(main: Callable[[], int]) -> None:
     try:
         code = main()
     except KeyboardInterrupt:
+        print("stopped at once; what was written so far stands", file=sys.stderr)
         code = EXIT_INTERRUPTED
     sys.stdout.flush()
     sys.exit(code)
