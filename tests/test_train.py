@@ -327,6 +327,16 @@ def test_dry_run_checks_and_trains_nothing(
     assert not any(tmp_path.iterdir())
 
 
+def test_dry_run_sees_weights_that_are_cut_off(tmp_path: Path, capsys) -> None:
+    model = make_tiny_model(tmp_path / "model", "llama")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert main(small_arguments(tmp_path / "out", "--dry-run", model__path=str(model))) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "model.path: expected whole weights in" in message
+    assert "download the model again" in message
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

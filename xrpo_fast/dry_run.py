@@ -1,6 +1,9 @@
 """--dry-run: everything that can be checked without training, as findings in text."""
 
+from pathlib import Path
+
 import torch
+from safetensors import SafetensorError, safe_open
 
 from xrpo_fast.assemble import (
     check_streaming,
@@ -36,6 +39,7 @@ def check(config: Config) -> list[str]:
             f"model.path: expected a Hugging Face model folder or id with a tokenizer, got "
             f"{config.model.path!r}: {error}"
         ) from None
+    check_weights(Path(path))
     verifier = start_verifier(config)
     verifier.close()
     template = make_template(config, tokenizer, verifier)
@@ -61,3 +65,16 @@ def check(config: Config) -> list[str]:
         f"{config.base_rollouts} for each of {num_first} prompts at first; prompt and response "
         f"of up to {length} tokens",
     ]
+
+
+def check_weights(folder: Path) -> None:
+    """Whether a local folder's weights are whole, by their headers: nothing is loaded."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"model.path: expected whole weights in {path}, got {error}; copy or download the "
+                "model again"
+            ) from None
